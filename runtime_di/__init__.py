@@ -1,0 +1,1 @@
+"""The dependency-injection service container for distributed ML runtimes."""

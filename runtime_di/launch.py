@@ -1,0 +1,62 @@
+"""Who this process is among the processes of its job, as torchrun's launch variables tell it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from runtime_di.section import Mark, Section
+
+LAUNCH_VARIABLES = {
+    "rank": "RANK",
+    "world_size": "WORLD_SIZE",
+    "local_rank": "LOCAL_RANK",
+    "local_world_size": "LOCAL_WORLD_SIZE",
+    "node_rank": "GROUP_RANK",
+    "master_addr": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+    "run_id": "TORCHELASTIC_RUN_ID",
+    "restart_count": "TORCHELASTIC_RESTART_COUNT",
+    "agent_store": "TORCHELASTIC_USE_AGENT_STORE",
+    "error_file": "TORCHELASTIC_ERROR_FILE",
+}
+"""Field of `LaunchSettings` to the variable that a launcher sets for it."""
+
+
+class LaunchSettings(Section):
+    """Rank and world of this process; a plain ``python`` run is a world of one."""
+
+    rank: Annotated[NonNegativeInt, Mark.PER_RANK] = 0
+    """Rank of this process in the world."""
+    world_size: PositiveInt = 1
+    """Processes in the world."""
+    local_rank: Annotated[NonNegativeInt, Mark.PER_RANK] = 0
+    """Rank of this process on its node."""
+    local_world_size: Annotated[PositiveInt, Mark.PER_RANK] = 1
+    """Processes on this node."""
+    node_rank: Annotated[NonNegativeInt, Mark.PER_RANK] = 0
+    """Rank of this node among the nodes."""
+    master_addr: Annotated[str, Mark.PER_RANK] = "127.0.0.1"
+    """Host of the rendezvous store; a world of one needs none."""
+    master_port: Annotated[int, Field(ge=0, le=65535), Mark.PER_RANK] = 29500
+    """Port of the rendezvous store."""
+    run_id: Annotated[str | None, Mark.PER_RANK] = None
+    """Name that the launcher gave the job."""
+    restart_count: Annotated[NonNegativeInt, Mark.PER_RANK] = 0
+    """Restarts of this worker group so far."""
+    agent_store: Annotated[bool, Mark.PER_RANK] = False
+    """Whether the launcher hosts the rendezvous store, so that no rank does."""
+    error_file: Annotated[Path | None, Mark.PER_RANK] = None
+    """File in which the launcher looks for the error of this process."""
+
+    @model_validator(mode="after")
+    def _ranks_fit_their_worlds(self) -> Self:
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank {self.rank} must be below the world size {self.world_size}")
+        if self.local_rank >= self.local_world_size:
+            raise ValueError(
+                f"local rank {self.local_rank} must be below the local world size {self.local_world_size}"
+            )
+        return self
