@@ -46,12 +46,20 @@ class ReadableFile:
 
     def lacking(self) -> tuple[str, str] | None:
         if not self.path.exists():
-            return f"no such file: {self.path}", "give the path of an existing file"
+            return f"no such file: {self.path}{_found_instead(self.path.parent)}", "give the path of an existing file"
         if not self.path.is_file():
             return f"not a file: {self.path}", "give the path of a file"
         if not os.access(self.path, os.R_OK):
             return f"file cannot be read: {self.path}", "grant this user read permission, or give another path"
         return None
+
+
+def _found_instead(folder: Path) -> str:
+    """What stands where a missing file should, the first names of it; nothing where the folder cannot be listed."""
+    if not folder.is_dir() or not os.access(folder, os.R_OK):
+        return ""
+    names = sorted(os.listdir(folder))
+    return f"; found there: {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}" if names else ""  # noqa: PLR2004
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ class Problem:
         source: where the value came from, such as ``command line``.
         fix: what to do about it.
         details: further ``(label, text)`` lines, such as the path of a cycle.
+        involves: other settings that the rule reads; it is not told when one of them is invalid by itself.
     """
 
     where: str
@@ -25,6 +26,7 @@ class Problem:
     source: str | None = None
     fix: str | None = None
     details: tuple[tuple[str, str], ...] = ()
+    involves: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         subject = self.where if self.value is None else f"{self.where} = {self.value}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from runtime_di.errors import Problem
 from runtime_di.section import Mark, Section
 
 LAUNCH_VARIABLES = {
@@ -51,12 +53,11 @@ class LaunchSettings(Section):
     error_file: Annotated[Path | None, Mark.PER_RANK] = None
     """File in which the launcher looks for the error of this process."""
 
-    @model_validator(mode="after")
-    def _ranks_fit_their_worlds(self) -> Self:
+    def problems(self) -> Iterable[Problem]:
+        """Ranks that lie outside their world."""
         if self.rank >= self.world_size:
-            raise ValueError(f"rank {self.rank} must be below the world size {self.world_size}")
+            what = f"rank {self.rank} must be below the world size {self.world_size}"
+            yield Problem("launch.rank", what, fix="start with torchrun, or mend RANK and WORLD_SIZE")
         if self.local_rank >= self.local_world_size:
-            raise ValueError(
-                f"local rank {self.local_rank} must be below the local world size {self.local_world_size}"
-            )
-        return self
+            what = f"local rank {self.local_rank} must be below the local world size {self.local_world_size}"
+            yield Problem("launch.local_rank", what, fix="start with torchrun, or mend LOCAL_RANK and LOCAL_WORLD_SIZE")

@@ -1,0 +1,247 @@
+"""The settings of an entrypoint: one frozen, validated object that knows where each value came from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, PrivateAttr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from runtime_di import fields, sources
+from runtime_di.errors import Problem, SettingsError
+from runtime_di.launch import LaunchSettings
+from runtime_di.section import Mark, Section
+from runtime_di.settings_help import render_help
+from runtime_di.sources import Layer
+
+_LAYERS = "_layers"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A setting's value, the source that set it, and what that source overrode, the strongest first."""
+
+    path: str
+    value: str
+    source: str
+    overrode: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        overrode = "".join(f"\n  overrode {value} from {source}" for source, value in self.overrode)
+        return f"{self.path} = {self.value} (from {self.source}){overrode}"
+
+
+class RuntimeSettings(BaseSettings):
+    """Base of an entrypoint's settings.
+
+    The constructor takes values and reads the launcher's variables, nothing else; `load` reads every source.
+    Either raises `SettingsError` with all problems, each with its dotted path, value, source and rule.
+    """
+
+    model_config = SettingsConfigDict(
+        **{**Section.model_config, "title": None},  # type: ignore[typeddict-item]
+        env_prefix=sources.ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_parse_none_str="null",
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+        cli_implicit_flags=True,
+        cli_parse_none_str="null",
+    )
+
+    config: Annotated[Path | None, Mark.PER_RANK] = None
+    """YAML or TOML file that says settings; weaker than flags and environment."""
+    launch: Annotated[LaunchSettings, Mark.NOT_PORTABLE] = LaunchSettings()
+    """Rank and world of this process, from the launcher."""
+
+    _sources: tuple[Layer, ...] = PrivateAttr(default=())
+
+    def __init__(self, **values: Any) -> None:
+        layers: tuple[Layer, ...] | None = values.pop(_LAYERS, None)
+        if layers is None:
+            layers = (Layer("constructor", values), sources.launch_layer(), sources.default_layer(type(self)))
+        problems = list(sources.launch_problems(layers))
+        merged = sources.merge_layers(layers)
+        try:
+            BaseModel.__init__(self, **merged)
+        except ValidationError as error:
+            invalid = [_problem(type(self), layers, detail) for detail in error.errors()]
+            problems += invalid + list(self._rules_without(layers, merged, invalid))
+        else:
+            self._sources = layers
+            problems += self._broken_rules()
+        if problems:
+            count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+            raise SettingsError(f"{type(self).__name__} cannot be used as given: {count}.", problems) from None
+
+    @classmethod
+    def load(cls, argv: Sequence[str] | None = None) -> Self:
+        """Read every source: flags over environment over file over checkpoint over defaults.
+
+        Args:
+            argv: the flags, without the program's name; ``sys.argv[1:]`` by default.
+
+        Raises:
+            SettingsError: a source cannot be read, or the settings are invalid.
+            SystemExit: ``--help`` was asked for and printed.
+        """
+        argv = sys.argv[1:] if argv is None else argv
+        if "--help" in argv or "-h" in argv:
+            print(render_help(cls))  # noqa: T201 - help is for the terminal
+            raise SystemExit(0)
+        layers = [sources.command_line_layer(cls, argv), sources.environment_layer(cls, _known_classes())]
+        config = next((layer for layer in layers if layer.has("config")), None)
+        if config is not None and config.get("config") is not None:
+            layers.append(sources.file_layer(cls, Path(config.get("config")), config.origin("config")))
+        layers += [*cls.checkpoint_layers(layers), sources.launch_layer(), sources.default_layer(cls)]
+        return cls(**{_LAYERS: tuple(layers)})
+
+    @classmethod
+    def checkpoint_layers(cls, stronger: Sequence[Layer]) -> Iterable[Layer]:
+        """The layer of a checkpoint that the ``stronger`` layers name; an entrypoint with checkpoints gives it."""
+        return ()
+
+    def rules(self) -> Iterable[Problem]:
+        """What values of several sections must fulfil together; pure, run once every field is valid by itself.
+
+        ``where`` of a problem is a dotted path; its value and source are filled in.
+        """
+        return ()
+
+    def revalidated(self) -> Self:
+        """The same settings, validated anew, whoever made them; no source is read again.
+
+        Raises:
+            SettingsError: a value is invalid, or missing.
+        """
+        layers = self.__pydantic_private__ and self._sources
+        values = {name: value for name, value in self.__dict__.items() if name in type(self).model_fields}
+        missing = [name for name in type(self).model_fields if name not in values]
+        if missing:
+            problems = [Problem(name, "missing: the settings were made without validation") for name in missing]
+            raise SettingsError(f"{type(self).__name__} cannot be used as given.", problems)
+        fresh = type(self)(**{_LAYERS: (Layer("constructor", values), Layer("launcher", {}))})
+        if dict(fresh) == values:
+            return self
+        fresh._sources = layers or fresh._sources
+        return fresh
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a validated copy with ``update`` as the strongest source."""
+        given = Layer("constructor", {**dict(self), **(update or {})} if not self._sources else update or {})
+        return type(self)(**{_LAYERS: (given, *self._sources, Layer("launcher", {}))})
+
+    def explain(self, path: str) -> Explanation:
+        """Tell a setting's value, the source that set it, and what it overrode.
+
+        Raises:
+            SettingsError: no setting has this path.
+        """
+        if not fields.knows(type(self), path):
+            near = fields.closest(type(self), path)
+            fix = f"did you mean {near}?" if near else None
+            raise SettingsError(f"{type(self).__name__} has no such setting.", [Problem(path, "unknown", fix=fix)])
+        value: Any = self
+        for part in path.split("."):
+            value = value[part] if isinstance(value, Mapping) else getattr(value, part, None)
+        said = [layer for layer in self._sources if layer.has(path)]
+        return Explanation(
+            path,
+            _shown(type(self), path, value),
+            said[0].origin(path) if said else "default",
+            tuple((layer.origin(path), _shown(type(self), path, layer.get(path))) for layer in said[1:]),
+        )
+
+    def agreed(self) -> dict[str, Any]:
+        """Path to value of every setting that all ranks must have alike: neither per-rank nor secret."""
+        return {leaf.path: leaf.value for leaf in fields.leaves(self) if Mark.PER_RANK not in leaf.marks and not leaf.secret}
+
+    def fingerprint(self) -> str:
+        """A digest of `agreed`, equal on ranks, machines and runs whose settings are equal."""
+        return hashlib.sha256(json.dumps(self.agreed(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def portable(self) -> dict[str, Any]:
+        """A detached, JSON-able copy of what a checkpoint may carry to another run, nested by section."""
+        return fields.nest({leaf.path: leaf.value for leaf in fields.leaves(self) if not leaf.marks and not leaf.secret})
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """A detached, JSON-able copy of everything, nested by section, secrets masked."""
+        return fields.nest({leaf.path: leaf.value for leaf in fields.leaves(self)})
+
+    def _broken_rules(self) -> Iterator[Problem]:
+        for problem in (*self.launch.problems(), *self.rules()):
+            if problem.value is None and fields.find(type(self), problem.where):
+                told = self.explain(problem.where)
+                yield replace(problem, value=told.value, source=told.source)
+            else:
+                yield problem
+
+    def _rules_without(
+        self, layers: tuple[Layer, ...], merged: dict[str, Any], invalid: Sequence[Problem]
+    ) -> Iterator[Problem]:
+        """The rules broken by what remains when invalid values are left at their defaults."""
+        wrong = [problem.where for problem in invalid]
+        try:
+            rest = type(self).model_construct()
+            BaseModel.__init__(rest, **_without(merged, wrong))
+        except ValidationError:
+            return
+        rest._sources = layers
+        for problem in rest._broken_rules():
+            if not any(_overlaps(path, other) for path in (problem.where, *problem.involves) for other in wrong):
+                yield problem
+
+
+def _known_classes() -> Iterator[type[RuntimeSettings]]:
+    pending: list[type[RuntimeSettings]] = [RuntimeSettings]
+    while pending:
+        settings = pending.pop()
+        yield settings
+        pending += settings.__subclasses__()
+
+
+def _problem(settings: type[RuntimeSettings], layers: Sequence[Layer], detail: Any) -> Problem:
+    path = fields.locate(settings, detail["loc"])
+    said = next((layer for layer in layers if layer.has(path)), None)
+    show = detail["type"] != "missing" and not isinstance(detail["input"], Mapping | BaseModel)
+    what, fix = detail["msg"].removeprefix("Value error, "), None
+    if detail["type"] == "extra_forbidden":
+        near = fields.closest(settings, path)
+        what, fix = "unknown setting", f"did you mean {near}?" if near else "remove it"
+    return Problem(
+        path,
+        what[:1].lower() + what[1:],
+        value=_shown(settings, path, detail["input"]) if show else None,
+        source=said.origin(path) if said else None,
+        fix=fix,
+    )
+
+
+def _shown(settings: type[RuntimeSettings], path: str, value: Any) -> str:
+    if any(fields.is_secret(field) for field in fields.find(settings, path)):
+        return fields.MASK
+    if isinstance(value, BaseModel):
+        return json.dumps(fields.nest({leaf.path: leaf.value for leaf in fields.leaves(value)}))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_shown(settings, f'{path}.{name}', part)}" for name, part in value.items()) + "}"
+    return str(value) if isinstance(value, str | Path) else repr(value)
+
+
+def _without(values: Mapping[str, Any], paths: Sequence[str], prefix: str = "") -> dict[str, Any]:
+    kept = {name: value for name, value in values.items() if prefix + name not in paths}
+    return {
+        name: _without(value, paths, f"{prefix}{name}.") if isinstance(value, Mapping) else value
+        for name, value in kept.items()
+    }
+
+
+def _overlaps(path: str, other: str) -> bool:
+    return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
