@@ -1,0 +1,27 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RANKS ?= 2
+
+.PHONY: train test test-all check bench clean
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+train: $(VENV)/ready  ## Train a small GPT on two ranks; run again to go on after an interruption.
+	$(BIN)/python examples/prepare_corpus.py
+	$(BIN)/torchrun --nproc-per-node $(RANKS) examples/pretrain_gpt.py --config examples/pretrain_gpt.toml
+
+test: $(VENV)/ready  ## Run every test that takes seconds.
+	$(BIN)/pytest
+
+check: $(VENV)/ready  ## Lint, type-check and test.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
