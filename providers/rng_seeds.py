@@ -1,0 +1,71 @@
+"""Seeds of a rank's random streams, by arithmetic alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Literal, Protocol, TypeAlias
+
+from runtime_di.errors import Problem, ServiceError
+
+Axis: TypeAlias = Literal["tp", "cp", "dp", "pp", "ep", "etp"]
+
+STREAMS: Mapping[str, tuple[Axis, ...]] = {
+    "base": ("pp",),
+    "model_parallel": ("pp", "tp"),
+    "expert": ("pp", "ep", "etp"),
+    "data": ("dp",),
+}
+"""The axes along which each stream differs; ranks that differ along other axes only draw the same numbers.
+
+``base`` seeds the global generators: weights and dropout of what tensor-parallel ranks replicate. ``model_parallel``
+is for what they shard, ``expert`` for expert weights, ``data`` for sampling and shuffling.
+"""
+
+NUM_SEEDS = 1 << 32
+"""Seeds that differ everywhere: torch's CPU generator and numpy's look at 32 bits of a seed only."""
+
+
+class Coordinates(Protocol):
+    """Where a rank stands on each axis, as `ProcessGroups` tells it."""
+
+    def index(self, kind: Axis, /) -> int: ...
+
+    def size(self, kind: Axis, /) -> int: ...
+
+
+def hashed_seeds(seed: int, streams: Mapping[str, tuple[Axis, ...]], place: Coordinates) -> dict[str, int]:
+    """Derive seeds that two streams never share, on whatever ranks, and two ranks only by the rule of `STREAMS`.
+
+    Streams follow each other in a range as long as the product of their axes' sizes; in its range a rank's position
+    is its coordinates read as a mixed-radix number, the first axis fastest. That number is added, modulo 2^32, to a
+    32-bit BLAKE2b hash of the run's seed, so that runs with neighbouring seeds do not share most of theirs.
+
+    Raises:
+        ServiceError: the streams need more than 2^32 seeds.
+    """
+    first = int.from_bytes(blake2b(str(seed).encode(), digest_size=4).digest(), "big")
+    seeds, start = {}, 0
+    for stream, axes in streams.items():
+        position, num_positions = 0, 1
+        for axis in axes:
+            position += place.index(axis) * num_positions
+            num_positions *= place.size(axis)
+        seeds[stream] = (first + start + position) % NUM_SEEDS
+        start += num_positions
+    if start > NUM_SEEDS:
+        problem = Problem(
+            "rng.streams", f"need {start} seeds of {NUM_SEEDS}", fix="let streams differ along fewer axes"
+        )
+        raise ServiceError("The random streams cannot be kept apart:", [problem])
+    return seeds
+
+
+def megatron_seeds(seed: int, place: Coordinates, data_parallel_random_init: bool = False) -> dict[str, int]:
+    """Add up the seeds that Megatron-LM uses, some of which are equal on large grids."""
+    base = seed + 100 * place.index("pp") + (10 * place.index("dp") if data_parallel_random_init else 0)
+    return {
+        "base": base,
+        "model_parallel": base + 2718 + place.index("tp"),
+        "expert": base + 1024 + 100 * place.index("ep") + place.index("etp"),
+    }
