@@ -1,0 +1,53 @@
+"""A checkpoint as a source of settings: weaker than flags, environment and file, portable fields only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from runtime_di import fields
+from runtime_di.errors import SettingsError
+from runtime_di.providers.snapshot import CheckpointError, read_snapshot
+from runtime_di.sources import Layer, merge_layers
+
+if TYPE_CHECKING:
+    from runtime_di.settings import RuntimeSettings
+
+
+def checkpoint_layers(settings: type[RuntimeSettings], stronger: Sequence[Layer]) -> Iterable[Layer]:
+    """The layer of the checkpoint in ``checkpoint.load``, if ``checkpoint.load_settings`` asks for it.
+
+    Raises:
+        SettingsError: the checkpoint cannot be read.
+    """
+    section = merge_layers(stronger).get("checkpoint")
+    asked = section if isinstance(section, Mapping) else {}
+    if not asked.get("load") or not _is_true(asked.get("load_settings", False)):
+        return []
+    try:
+        snapshot = read_snapshot(Path(asked["load"]))
+    except CheckpointError as error:
+        raise SettingsError(error.heading, error.problems) from error
+    return [Layer(f"checkpoint {asked['load']}", _portable([settings], snapshot.settings))]
+
+
+def _is_true(value: object) -> bool:
+    try:
+        return TypeAdapter(bool).validate_python(value)
+    except ValidationError:
+        return False  # told with its path and source when the settings are validated
+
+
+def _portable(owners: Sequence[type[BaseModel]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a checkpoint's settings these classes know and may take from another run."""
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        known = [owner.model_fields[name] for owner in owners if name in owner.model_fields]
+        if not known or any(fields.marks(field) or fields.is_secret(field) for field in known):
+            continue
+        nested = [model for field in known for model in fields.models(field.annotation)]
+        kept[name] = _portable(nested, value) if nested and isinstance(value, Mapping) else value
+    return kept

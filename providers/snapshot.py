@@ -1,0 +1,155 @@
+"""What a checkpoint says about itself in plain JSON: readable without torch, on any machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+
+from runtime_di.errors import Problem, ProblemsError
+
+FORMAT = 1
+"""Version of a checkpoint's files; one that is read by other code than before gets the next number."""
+SNAPSHOT_FILE = "snapshot.json"
+_COMPLETE = re.compile(r"step-(\d{8,})")
+_PARTIAL = re.compile(r"step-\d{8,}\.tmp-\w+")
+
+
+class CheckpointError(ProblemsError):
+    """A checkpoint cannot be written or read; the cause, if any, is chained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Settings and vocabulary of the run that wrote a checkpoint, detached from any live object.
+
+    Attributes:
+        step: the training step that the checkpoint holds.
+        settings: the portable settings, nested by section.
+        vocabulary: sizes and origin of the vocabulary, or ``None`` where the run had none.
+        world_size: ranks that wrote it.
+        parallel: how they were laid out, by axis.
+        format: version of the checkpoint's files.
+    """
+
+    step: NonNegativeInt
+    settings: Mapping[str, Any]
+    vocabulary: Mapping[str, Any] | None = None
+    world_size: PositiveInt = 1
+    parallel: Mapping[str, Any] = field(default_factory=dict)
+    format: PositiveInt = FORMAT
+
+    @property
+    def layout(self) -> tuple[int, Mapping[str, Any]]:
+        """What is equal for two runs in which a rank of one has the part of the same rank of the other."""
+        return self.world_size, self.parallel
+
+
+_SNAPSHOT = TypeAdapter(Snapshot)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableCheckpoint:
+    """A complete checkpoint at ``path``, or in the folder ``unless``, which comes before it."""
+
+    field: str
+    path: Path
+    unless: Path | None = None
+
+    def lacking(self) -> tuple[str, str] | None:
+        if find_checkpoint(self.path) or (self.unless and latest_complete(self.unless)):
+            return None
+        return f"no complete checkpoint in {self.path}", "name a checkpoint, or a folder of checkpoints"
+
+
+def folder_name(step: int) -> str:
+    """The name of the folder that holds the complete checkpoint of ``step``."""
+    return f"step-{step:08d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in the name of a folder that `checkpoints` lists."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """The complete checkpoints in ``root``, the latest step last; none if there is no such folder."""
+    if not root.is_dir():
+        return []
+    return sorted(
+        (path for path in root.iterdir() if _COMPLETE.fullmatch(path.name) and _is_complete(path)), key=step_of
+    )
+
+
+def partial_checkpoints(root: Path) -> list[Path]:
+    """What saves that did not come to their end have left in ``root``."""
+    return sorted(path for path in root.iterdir() if _PARTIAL.fullmatch(path.name))
+
+
+def latest_complete(root: Path) -> Path | None:
+    """The complete checkpoint of the latest step in ``root``, or ``None`` if it holds none."""
+    return next(reversed(checkpoints(root)), None)
+
+
+def find_checkpoint(path: Path) -> Path | None:
+    """``path`` itself if it is a complete checkpoint, or the latest one that it holds."""
+    return path if _is_complete(path) else latest_complete(path)
+
+
+def _is_complete(path: Path) -> bool:
+    return (path / SNAPSHOT_FILE).is_file() and not _PARTIAL.fullmatch(path.name)
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Read the snapshot of a checkpoint, or of the latest complete one in a folder of several.
+
+    Raises:
+        CheckpointError: ``path`` holds no complete checkpoint, its snapshot is malformed, or of a newer format.
+    """
+    checkpoint = find_checkpoint(path)
+    if checkpoint is None:
+        fix = "name a checkpoint, or a folder of checkpoints"
+        raise CheckpointError("No checkpoint was found.", [Problem(str(path), "holds no complete checkpoint", fix=fix)])
+    file = checkpoint / SNAPSHOT_FILE
+    try:
+        content = file.read_bytes()
+        values = json.loads(content)
+        if isinstance(values, dict) and isinstance(values.get("format"), int) and values["format"] > FORMAT:
+            raise _newer(file, values["format"])
+        return _SNAPSHOT.validate_json(content, strict=True)
+    except (OSError, ValueError, RecursionError) as error:
+        raise malformed(file, error) from error
+
+
+def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
+    """Write a checkpoint's snapshot to stable storage; it is what makes the checkpoint complete, so it comes last."""
+    with (folder / SNAPSHOT_FILE).open("x") as file:
+        json.dump(asdict(snapshot), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def malformed(file: Path, error: Exception) -> CheckpointError:
+    """The error for a file of a checkpoint that does not hold what it should."""
+    what = f"malformed: {error}"
+    if isinstance(error, ValidationError):
+        what = "malformed: " + "; ".join(
+            f"{'.'.join(map(str, detail['loc'])) or 'content'}: {detail['msg'].lower()}"
+            for detail in error.errors()[:3]
+        )
+    if isinstance(error, OSError):
+        what = f"cannot be read: {error.strerror or error}"
+    return CheckpointError("A checkpoint cannot be read.", [Problem(str(file), what, fix="use another checkpoint")])
+
+
+def _newer(file: Path, found: int) -> CheckpointError:
+    return CheckpointError(
+        "A checkpoint is of a newer format.",
+        [Problem(str(file), f"format {found}, while this version reads up to {FORMAT}", fix="upgrade runtime-di")],
+    )

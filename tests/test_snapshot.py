@@ -1,0 +1,163 @@
+"""A checkpoint's snapshot: found, read and judged without torch."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime_di.providers.snapshot import (
+    CheckpointError,
+    ReadableCheckpoint,
+    Snapshot,
+    checkpoints,
+    latest_complete,
+    read_snapshot,
+    write_snapshot,
+)
+
+SETTINGS = {"vocabulary": {"divisible_by": 128}, "rates": [0.1, 1e-300], "name": None}
+
+
+def complete(root, name, step=0):
+    folder = root / name
+    folder.mkdir(parents=True)
+    write_snapshot(folder, Snapshot(step=step, settings=SETTINGS))
+    return folder
+
+
+def test_snapshot_comes_back_as_written(tmp_path):
+    """What is written is what is read, from the checkpoint or from the folder that holds it."""
+    folder = tmp_path / "step-00000020"
+    folder.mkdir()
+    written = Snapshot(step=20, settings=SETTINGS, vocabulary={"size": 50257}, world_size=2, parallel={"tensor": 2})
+    write_snapshot(folder, written)
+
+    read = [read_snapshot(folder), read_snapshot(tmp_path)]
+
+    assert read == [written, written]
+
+
+def test_latest_is_by_step_and_complete(tmp_path):
+    """The latest checkpoint is the one of the highest step; partial and foreign folders are none."""
+    expected = [
+        complete(tmp_path, "step-00000090"),
+        complete(tmp_path, "step-99999999"),
+        complete(tmp_path, "step-100000000"),
+    ]
+    complete(tmp_path, "step-200000000.tmp-0a1b2c3d")
+    (tmp_path / "step-300000000").mkdir()
+    complete(tmp_path, "notes-400000000")
+
+    found = checkpoints(tmp_path)
+
+    assert (found, latest_complete(tmp_path), latest_complete(tmp_path / "none")) == (expected, expected[-1], None)
+
+
+def test_partial_checkpoint_is_refused_by_name(tmp_path):
+    """A partial checkpoint is not read even when it is named."""
+    partial = complete(tmp_path, "step-00000020.tmp-0a1b2c3d")
+
+    with pytest.raises(CheckpointError) as caught:
+        read_snapshot(partial)
+
+    assert str(caught.value) == (
+        f"No checkpoint was found.\n"
+        f"  {partial}: holds no complete checkpoint\n"
+        f"    fix: name a checkpoint, or a folder of checkpoints"
+    )
+
+
+def test_newer_format_is_refused(tmp_path):
+    """A snapshot of a format to come is refused for being newer, whatever else it holds."""
+    folder = complete(tmp_path, "any-name")
+    (folder / "snapshot.json").write_text(json.dumps({"format": 2, "stride": 3}))
+
+    with pytest.raises(CheckpointError) as caught:
+        read_snapshot(folder)
+
+    assert str(caught.value) == (
+        f"A checkpoint is of a newer format.\n"
+        f"  {folder}/snapshot.json: format 2, while this version reads up to 1\n"
+        f"    fix: upgrade runtime-di"
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b'{"step": 20',
+        b'{"step": 20}',
+        b'{"step": -1, "settings": {}}',
+        b'{"step": "20", "settings": {}}',
+        b'{"step": 20, "settings": []}',
+        b'{"step": 20, "settings": {}, "format": "1"}',
+        b"[" * 100_000,
+        b'{"step": ' + b"9" * 5000 + b', "settings": {}}',
+    ],
+)
+def test_malformed_snapshot_is_told(tmp_path, content):
+    """Whatever a snapshot file holds, it is read or refused with one error that names the file."""
+    folder = complete(tmp_path, "step-00000020")
+    (folder / "snapshot.json").write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=r"A checkpoint cannot be read\.\n  .*snapshot\.json: malformed: "):
+        read_snapshot(folder)
+
+
+class Hostile:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_pickle_for_a_snapshot_is_not_run(tmp_path):
+    """A pickle in the snapshot's place is refused, and does nothing."""
+    folder = complete(tmp_path, "step-00000020")
+    (folder / "snapshot.json").write_bytes(pickle.dumps(Hostile(tmp_path / "touched")))
+
+    with pytest.raises(CheckpointError, match="malformed"):
+        read_snapshot(folder)
+
+    assert not (tmp_path / "touched").exists()
+
+
+def test_requirement_is_met_by_either_folder(tmp_path):
+    """A checkpoint to start from is needed only while the run's own folder holds none."""
+    complete(tmp_path, "run/step-00000020")
+
+    lacking = [
+        ReadableCheckpoint("load", tmp_path / "gone").lacking(),
+        ReadableCheckpoint("load", tmp_path / "gone", unless=tmp_path / "run").lacking(),
+        ReadableCheckpoint("load", tmp_path / "run", unless=tmp_path / "none").lacking(),
+    ]
+
+    told = (f"no complete checkpoint in {tmp_path}/gone", "name a checkpoint, or a folder of checkpoints")
+    assert lacking == [told, None, None]
+
+
+def test_reading_needs_no_torch(tmp_path):
+    """A snapshot is read, and the checkpointer's settings are made, without importing torch."""
+    complete(tmp_path, "step-00000020")
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from runtime_di.providers.checkpointer import CheckpointSettings\n"
+        "from runtime_di.providers.snapshot import read_snapshot\n"
+        "print(read_snapshot(Path(sys.argv[1])).step, CheckpointSettings().every, 'torch' in sys.modules)"
+    )
+
+    ran = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
+
+    assert ran.stdout == "0 1000 False\n"
