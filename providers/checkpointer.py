@@ -10,7 +10,7 @@ from pydantic import PositiveInt, model_validator
 from pydantic_core import to_jsonable_python
 
 from runtime_di.capabilities import WritableFolder
-from runtime_di.providers.snapshot import ReadableCheckpoint, Snapshot
+from runtime_di.providers.snapshot import ReadableCheckpoint, Snapshot, find_checkpoint, latest_complete
 from runtime_di.section import Mark, Section
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ class CheckpointSettings(Section):
     """Steps from one save to the next."""
     keep: Annotated[PositiveInt | None, Mark.NOT_PORTABLE] = None
     """How many of the latest checkpoints stay in ``folder``; all of them if unset."""
+
+    @property
+    def start(self) -> Path | None:
+        """The checkpoint that the run starts from, as this machine sees the disk now."""
+        resumed = self.folder and latest_complete(self.folder)
+        return resumed or (self.load and find_checkpoint(self.load))
 
     def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:  # noqa: ARG002 - ranks alike
         if self.folder is not None:

@@ -24,9 +24,7 @@ from runtime_di.providers.checkpoint_values import Values, read_common_values, r
 from runtime_di.providers.snapshot import (
     CheckpointError,
     Snapshot,
-    find_checkpoint,
     folder_name,
-    latest_complete,
     read_snapshot,
 )
 
@@ -49,8 +47,7 @@ class FolderCheckpointer:
 
     @property
     def latest(self) -> Path | None:
-        resumed = self._settings.folder and latest_complete(self._settings.folder)
-        return resumed or (self._settings.load and find_checkpoint(self._settings.load))
+        return self._settings.start
 
     def due(self, step: int, last: int | None = None) -> bool:
         return self._settings.folder is not None and step > 0 and (step % self._settings.every == 0 or step == last)

@@ -144,19 +144,24 @@ class Rng:
     def state_dict(self) -> dict[str, Any]:
         """Take the state of every generator, as plain values and byte tensors, which differ between ranks."""
         streams = {stream: generator.get_state() for stream, generator in self._streams.items()}
-        return {**global_state(self._globals), "streams": streams}
+        return {**global_state(self._globals), "streams": streams, "seeds": dict(self.seeds)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring every generator back to a state; a stream that the state lacks stays where it is.
+        """Bring the generators back to a state.
+
+        A stream that started from another seed, as on another place of another grid, stays where it is.
 
         Raises:
             ServiceError: the state is of other streams, or of another kind of device; nothing was changed.
         """
         if problems := list(self._misfits(state["streams"])):
             raise ServiceError("The random state does not fit this run:", problems)
-        restore_global_state(state, self._globals)
+        same = {stream for stream, seed in self.seeds.items() if state["seeds"].get(stream) == seed}
+        if "base" in same:
+            restore_global_state(state, self._globals)
         for stream, saved in state["streams"].items():
-            self._streams[stream].set_state(saved)
+            if stream in same:
+                self._streams[stream].set_state(saved)
 
     def _misfits(self, streams: Mapping[str, torch.Tensor]) -> Iterator[Problem]:
         for stream, saved in streams.items():

@@ -450,3 +450,20 @@ def test_seeds_and_streams_are_checked(values: dict[str, Any], rule: str) -> Non
     """A seed that some source cannot take, and a stream of a taken name, are refused when the settings are made."""
     with pytest.raises(ValidationError, match=rule):
         RngSettings.model_validate(values)
+
+
+def test_streams_of_another_place_keep_their_own_seeds() -> None:
+    """Loaded on another place of another grid, streams with the same seed go on, and the others start anew."""
+    with opened(RngSettings(), ALONE, CPU) as rng:
+        torch.rand(3)
+        torch.rand(3, generator=rng.generator("data"))
+        state = rng.state_dict()
+        following = torch.rand(1)
+
+    second = ProcessGroups.pretend(RankGrid(world_size=2), rank=1)
+    with opened(RngSettings(), second, CPU) as rng:
+        fresh = rng.generator("data").get_state()
+        rng.load_state_dict(state)
+
+        assert torch.equal(torch.rand(1), following)
+        assert torch.equal(rng.generator("data").get_state(), fresh)

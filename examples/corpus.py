@@ -1,0 +1,41 @@
+"""The token files that prepare_corpus.py made, as a service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime_di import LaunchSettings, ReadableFile, Requirement, Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SPLITS = ("train", "validation")
+
+
+class CorpusSettings(Section):
+    """Where the token files are."""
+
+    folder: Path = Path("runs/corpus")
+    """Folder of train.bin and validation.bin, made by prepare_corpus.py."""
+
+    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:
+        return [ReadableFile("folder", self.folder / f"{split}.bin") for split in SPLITS]
+
+
+class Corpus:
+    """Random windows of the token files, which stay on the disk."""
+
+    def __init__(self, settings: CorpusSettings) -> None:
+        import numpy as np
+
+        self._tokens = {split: np.memmap(settings.folder / f"{split}.bin", dtype="<u2", mode="r") for split in SPLITS}
+
+    def batch(self, split: str, seed: int, size: int, length: int) -> Tensor:
+        """``size`` windows of ``length + 1`` tokens, the same for equal seeds: (size, length + 1)."""
+        import torch
+
+        tokens = self._tokens[split]
+        starts = torch.randint(len(tokens) - length, (size,), generator=torch.Generator().manual_seed(seed))
+        return torch.stack([torch.from_numpy(tokens[start : start + length + 1].astype("int64")) for start in starts])

@@ -1,0 +1,73 @@
+"""Training steps of the GPT: data-parallel, or tensor-parallel through DTensor."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from gpt import GPT, average_gradients, parallelize
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+if TYPE_CHECKING:
+    from pretrain_gpt import PretrainRuntime
+
+
+class Trainer:
+    """The model and its optimizer; what a checkpoint holds of them fits any number of ranks."""
+
+    def __init__(self, runtime: PretrainRuntime) -> None:
+        self.runtime = runtime
+        self.model = GPT(runtime.settings.model, runtime.vocabulary.padded_size).to(runtime.device)
+        if runtime.process_groups.size("tp") > 1:
+            parallelize(self.model, runtime.mesh["tp"])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.1, betas=(0.9, 0.95))
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        set_state_dict(self.model, self.optimizer, **parts)
+
+    def step(self, step: int) -> float:
+        """Train on one global batch and return its loss, equal on all ranks."""
+        groups = self.runtime.process_groups
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate(step)
+        self.optimizer.zero_grad()
+        loss = self._loss("train", step)
+        if groups.size("dp") > 1:
+            average_gradients(self.model, groups.group("dp"))
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Mean loss over four batches of the validation text, the same ones every time."""
+        return sum(self._loss("validation", number) for number in range(4)) / 4
+
+    def _learning_rate(self, step: int) -> float:
+        """Rise over a tenth of the steps, then fall as a cosine to a tenth."""
+        settings = self.runtime.settings.train
+        rise = min(1.0, 10 * step / settings.steps)
+        return settings.learning_rate * rise * (0.55 + 0.45 * math.cos(math.pi * step / settings.steps))
+
+    def _loss(self, split: str, number: int) -> float:
+        """Mean loss of a global batch over all ranks; leaves this rank's gradients where they are wanted."""
+        settings, groups, batch = self.runtime.settings, self.runtime.process_groups, self.runtime.microbatches.at(0)
+        seed = (settings.rng.seed << 32) + number
+        samples = self.runtime.corpus.batch(split, seed, batch.global_size, settings.model.context_length)
+        mine = samples.chunk(groups.size("dp"))[groups.index("dp")].to(self.runtime.device)
+        total = torch.zeros((), device=self.runtime.device)
+        for micro in mine.split(batch.micro_size):
+            loss = self.model.loss(micro[:, :-1], micro[:, 1:]) / batch.num_microbatches
+            if torch.is_grad_enabled():
+                loss.backward()
+            total += loss.detach() / groups.size("dp")
+        if groups.size("dp") > 1:
+            dist.all_reduce(total, group=groups.group("dp"))
+        return total.item()

@@ -1,0 +1,97 @@
+"""Train a small GPT on the sources of Python's standard library.
+
+    python examples/prepare_corpus.py
+    torchrun --nproc-per-node 2 examples/pretrain_gpt.py --config examples/pretrain_gpt.toml
+
+Data-parallel by default; ``--parallel.tensor 2`` shares every weight between two ranks instead. ``--help`` lists all
+settings. Without ``--writer.folder`` and ``--checkpoint.folder`` it writes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from corpus import Corpus, CorpusSettings
+from gpt_settings import GPTSettings
+from pydantic import PositiveFloat, PositiveInt
+
+from runtime_di import Phase, Problem, Section, service
+from runtime_di.containers import TrainingContainer, TrainingRuntime, TrainingSettings
+from runtime_di.providers.microbatches import BatchSettings
+from runtime_di.providers.tokenizer import FileTokenizerSettings, TokenizerSettings
+
+
+class TrainSettings(Section):
+    """How the model is trained."""
+
+    steps: PositiveInt = 200
+    """Training steps in all."""
+    learning_rate: PositiveFloat = 1e-2
+    """Highest learning rate; it is reached after a tenth of the steps."""
+    validate_every: PositiveInt = 50
+    """Steps from one validation to the next."""
+
+
+class PretrainSettings(TrainingSettings):
+    """Settings of this script."""
+
+    tokenizer: TokenizerSettings | None = FileTokenizerSettings(path=Path("runs/corpus"))
+    batch: BatchSettings = BatchSettings(global_size=16, micro_size=4)
+    corpus: CorpusSettings = CorpusSettings()
+    model: GPTSettings = GPTSettings()
+    train: TrainSettings = TrainSettings()
+
+    def rules(self) -> Iterable[Problem]:
+        yield from super().rules()
+        if self.model.num_heads % self.parallel.tensor:
+            what = f"cannot share {self.model.num_heads} attention heads"
+            yield Problem(
+                "parallel.tensor", what, fix="use a divisor of model.num_heads", involves=("model.num_heads",)
+            )
+        if self.parallel.pipeline * self.parallel.context > 1:
+            yield Problem("parallel", "this model has neither pipeline nor context parallelism", fix="leave both at 1")
+
+
+class PretrainContainer(TrainingContainer):
+    """The services of a training run, and the corpus."""
+
+    corpus = service(Phase.RUNTIME, Corpus, TrainingContainer.settings.provided.corpus)
+
+
+class PretrainRuntime(TrainingRuntime, container=PretrainContainer):
+    """What `train` is given."""
+
+    settings: PretrainSettings
+    corpus: Corpus
+
+
+def train(runtime: PretrainRuntime) -> None:
+    """Train from the latest checkpoint, or from the start, to the last step."""
+    from gpt_trainer import Trainer  # torch is imported here, once the settings are known to be right
+    from tqdm import tqdm
+
+    runtime.start()
+    settings, writer, checkpointer = runtime.settings, runtime.writer, runtime.checkpointer
+    trainer = Trainer(runtime)
+    state = {"trainer": trainer, "rng": runtime.rng}
+    first, steps = checkpointer.load(state) or 0, settings.train.steps
+    num_tokens = runtime.microbatches.at(0).global_size * settings.model.context_length
+    bar = tqdm(range(first + 1, steps + 1), initial=first, total=steps, disable=settings.launch.rank != 0)
+    for step in bar:
+        started = time.perf_counter()
+        loss = trainer.step(step)
+        bar.set_postfix(loss=f"{loss:.3f}")
+        writer.scalar("train/loss", loss, step)
+        writer.scalar("train/tokens_per_s", num_tokens / (time.perf_counter() - started), step)
+        if step % settings.train.validate_every == 0 or step == steps:
+            writer.scalar("validation/loss", trainer.validate(), step)
+        if checkpointer.due(step, last=steps):
+            checkpointer.save(state, step)
+    runtime.log.info("validation loss %.3f after step %d", trainer.validate(), max(first, steps))
+    runtime.log.info("metrics in %s, latest checkpoint %s", settings.writer.folder, checkpointer.latest)
+
+
+if __name__ == "__main__":
+    PretrainRuntime.main(train)
