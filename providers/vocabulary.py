@@ -55,6 +55,10 @@ class Vocabulary:
     dummy_rows: int = 0
     tensor_parallel: int = 1
 
+    def __str__(self) -> str:
+        rows = f"{self.padded_size} embedding rows, {self.dummy_rows} of them without a token"
+        return f"vocabulary of {self.size} tokens (from {self.origin}): {rows}"
+
 
 @dataclass(frozen=True, slots=True)
 class _Stated:
