@@ -1,0 +1,42 @@
+"""The mesh: this rank's groups, as the axes that DTensor, FSDP2 and distributed checkpoints shard over."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from runtime_di.providers.process_groups import ProcessGroups
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from runtime_di.providers.rank_grid import Kind
+
+
+def open_mesh(process_groups: ProcessGroups) -> DeviceMesh:
+    """Assemble the mesh of the dense axes, slowest first: ``pp, dp, cp, tp``, or ``dp, pp, cp, tp`` by the order."""
+    return _mesh(process_groups, process_groups.grid.axes)
+
+
+def open_shard_mesh(process_groups: ProcessGroups) -> DeviceMesh:
+    """Assemble the mesh of the axes ``pp, dp_cp, tp``: its ``dp_cp`` is what FSDP shards over.
+
+    A mesh of its own, since torch cannot flatten ``dp`` and ``cp`` of the other without making every rank's groups.
+    """
+    return _mesh(process_groups, ("pp", "dp_cp", "tp"))
+
+
+def _mesh(process_groups: ProcessGroups, names: tuple[Kind, ...]) -> DeviceMesh:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    grid = process_groups.grid
+    ranks = torch.arange(grid.offset, grid.offset + grid.world_size).view([grid.sizes[axis] for axis in grid.axes])
+    order = [grid.axes.index(axis) for name in names for axis in name.split("_")]
+    shape = [prod(grid.sizes[axis] for axis in name.split("_")) for name in names]
+    return DeviceMesh.from_group(
+        [process_groups.group(name) for name in names],
+        process_groups.device_type,
+        mesh=ranks.permute(order).reshape(shape),
+        mesh_dim_names=names,
+    )

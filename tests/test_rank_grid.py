@@ -1,0 +1,190 @@
+"""Rank groups by arithmetic, against literal lists and against what must hold of every grid."""
+
+from __future__ import annotations
+
+import json
+import time
+from math import prod
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from runtime_di.errors import SettingsError
+from runtime_di.providers.grid_sizes import Order
+from runtime_di.providers.rank_grid import KINDS, Kind, RankGrid
+
+EXPECTED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("data").joinpath("rank_groups.json").read_text())
+SIZES = st.sampled_from((1, 2, 3, 4))
+few = settings(deadline=None, max_examples=40)
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> RankGrid:
+    """Any grid of at most a hundred ranks."""
+    tp, pp, cp, ep, etp = (draw(SIZES) for _ in range(5))
+    order: Order = draw(st.sampled_from(get_args(Order)))
+    dense, expert = tp * cp * pp, etp * ep * pp
+    assume(order == "tp-cp-ep-dp-pp" or pp == 1 or dense == expert)
+    world_size = dense * expert // pp * draw(st.sampled_from((1, 2)))
+    assume(world_size <= 100 and world_size % dense == world_size % expert == 0)
+    return RankGrid(
+        world_size=world_size, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, order=order, offset=draw(st.sampled_from((0, 7)))
+    )
+
+
+@pytest.mark.parametrize("expected", EXPECTED, ids=lambda expected: str(expected["config"]))
+def test_groups_are_those_of_the_reference(expected: dict[str, Any]) -> None:
+    """Every group of every kind is as in the literal lists, in their order."""
+    grid = RankGrid(**expected["config"])
+
+    groups = {kind: [list(ranks) for ranks in grid.groups(kind)] for kind in KINDS}
+
+    assert groups == expected["groups"]
+
+
+@few
+@given(grids())
+def test_a_rank_is_in_the_group_that_is_listed_for_it(grid: RankGrid) -> None:
+    """What `group_of` computes for one rank is the one listed group that holds it, or no group."""
+    for kind in KINDS:
+        holding = {rank: ranks for ranks in grid.groups(kind) for rank in ranks}
+        for rank in range(grid.offset + grid.world_size + 1):
+            assert grid.group_of(rank, kind) == holding.get(rank, ())
+
+
+@few
+@given(grids())
+def test_groups_of_axes_divide_the_grid(grid: RankGrid) -> None:
+    """Groups of every kind but the embedding ones hold each rank of the grid once, in ascending order."""
+    for kind in KINDS[:-2]:
+        groups = grid.groups(kind)
+
+        assert sorted(rank for ranks in groups for rank in ranks) == list(
+            range(grid.offset, grid.offset + grid.world_size)
+        )
+        assert all(list(ranks) == sorted(ranks) for ranks in groups)
+        assert {len(ranks) for ranks in groups} == {grid.group_size(kind)}
+        assert len(groups) == grid.num_groups(kind)
+
+
+@few
+@given(grids())
+def test_embedding_groups_hold_the_ends_of_each_pipeline(grid: RankGrid) -> None:
+    """A pipeline group has one embedding group, of its first and last rank, and one position group, of its first."""
+    ends = [tuple(sorted({stages[0], stages[-1]})) for stages in grid.groups("pp")]
+
+    assert grid.groups("embedding") == ends
+    assert grid.groups("position_embedding") == [ranks[:1] for ranks in ends]
+    assert grid.num_groups("embedding") == grid.num_groups("pp") == len(ends)
+
+
+@few
+@given(grids(), st.data())
+def test_axes_meet_in_one_rank(grid: RankGrid, data: st.DataObject) -> None:
+    """Groups of different axes of a grid share only the rank itself, and a joint kind is as large as their product."""
+    rank = data.draw(st.integers(grid.offset, grid.offset + grid.world_size - 1))
+
+    grids: tuple[tuple[Kind, ...], ...] = ("tp", "cp", "dp", "pp"), ("etp", "ep", "edp", "pp")
+    for axes in grids:
+        for axis in axes:
+            for other in set(axes) - {axis}:
+                assert set(grid.group_of(rank, axis)) & set(grid.group_of(rank, other)) == {rank}
+        assert prod(grid.group_size(axis) for axis in axes) == grid.world_size
+    assert set(grid.group_of(rank, "tp")) <= set(grid.group_of(rank, "tp_cp")) <= set(grid.group_of(rank, "tp_dp_cp"))
+
+
+@few
+@given(grids(), st.data())
+def test_coordinates_are_positions_in_groups(grid: RankGrid, data: st.DataObject) -> None:
+    """A rank's coordinate on an axis is its position in its group of that axis."""
+    rank = data.draw(st.integers(grid.offset, grid.offset + grid.world_size - 1))
+
+    coordinates = grid.coordinates(rank)
+
+    assert coordinates == {axis: grid.group_of(rank, axis).index(rank) for axis in KINDS if axis in grid.sizes}
+
+
+@few
+@given(grids())
+def test_equal_partitions_are_equal_groups(grid: RankGrid) -> None:
+    """Two kinds have one partition exactly if each rank's groups, a rank alone where it is in none, are the same."""
+    ranks = range(grid.offset, grid.offset + grid.world_size)
+    groups = {kind: [grid.group_of(rank, kind) or (rank,) for rank in ranks] for kind in KINDS}
+
+    for kind in KINDS:
+        for other in KINDS:
+            assert (grid.partition(kind) == grid.partition(other)) == (groups[kind] == groups[other]), (kind, other)
+
+
+def test_a_rank_outside_the_grid_is_in_no_group() -> None:
+    """On the other side of a split world a rank has no group of any kind and no coordinates."""
+    grid = RankGrid(world_size=4, tp=2, offset=4)
+
+    assert {grid.group_of(3, kind) for kind in KINDS} == {()}
+    assert grid.coordinates(8) == {}
+    assert grid.group_of(4, "tp") == (4, 5)
+
+
+def test_a_rule_chooses_embedding_ranks() -> None:
+    """A caller's rule says which ranks of a pipeline hold embeddings, in whatever order; groups are ascending."""
+    grid = RankGrid(world_size=8, pp=4, embedding=lambda stages: (stages[2], stages[0]))
+
+    assert grid.groups("embedding") == [(0, 4), (1, 5)]
+    assert grid.group_of(2, "embedding") == ()
+
+
+def test_a_rule_must_choose_from_the_pipeline() -> None:
+    """A rule that gives a rank of another pipeline, or none, is told with what it gave."""
+    grid = RankGrid(world_size=4, pp=2, embedding=lambda _: (1,))
+
+    with pytest.raises(SettingsError, match=r"the rule gave \[1\], which is no part of the pipeline group \[0, 2\]"):
+        grid.group_of(0, "embedding")
+
+
+def test_a_million_ranks_take_milliseconds() -> None:
+    """One rank of a world of a million knows all its groups without the others being listed."""
+    start = time.perf_counter()
+    grid = RankGrid(world_size=2**20, tp=8, pp=16, cp=4, ep=8, etp=1)
+
+    sizes = {kind: len(grid.group_of(777_777, kind)) for kind in KINDS if kind != "tp_dp_cp"}
+
+    assert sizes["dp_cp"] == 2**20 // 128
+    assert time.perf_counter() - start < 0.25
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        (
+            {"world_size": 2, "tp": 3},
+            "tp = 3: tp x pp x cp = 3 x 1 x 1 = 3 does not divide the world size 2\n    fix: choose tp from 1, 2",
+        ),
+        (
+            {"world_size": 8, "tp": 2, "ep": 8},
+            "ep = 8: etp x ep x pp = 2 x 8 x 1 = 16 does not divide the world size 8\n    fix: choose ep from 1, 2, 4",
+        ),
+        (
+            {"world_size": 8, "tp": 3, "pp": 3},
+            "tp = 3: tp x pp x cp = 3 x 3 x 1 = 9 does not divide the world size 8\n"
+            "    fix: choose sizes whose product divides 8, or a world size that is a multiple of 9",
+        ),
+        (
+            {"world_size": 16, "tp": 2, "pp": 2, "ep": 4, "order": "tp-cp-ep-pp-dp"},
+            "order = tp-cp-ep-pp-dp: with pipeline stages and the order tp-cp-ep-pp-dp, etp x ep = 2 x 4 = 8 must "
+            "equal tp x cp = 2 x 1 = 2\n    fix: choose the order tp-cp-ep-dp-pp, or sizes with equal products",
+        ),
+        (
+            {"world_size": 4, "tp": 0, "cp": -1},
+            "tp = 0: must be at least 1\n  cp = -1: must be at least 1",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], told: str) -> None:
+    """B18: sizes that do not divide the world are refused with their factors and the nearest that would."""
+    with pytest.raises(SettingsError) as refused:
+        RankGrid(**sizes)
+
+    assert str(refused.value) == "The parallel sizes do not fit the world:\n  " + told

@@ -1,0 +1,210 @@
+"""How ranks meet: on which store, and apart from every other opening on it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import closing
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore, Store, TCPStore
+
+from open_groups import opened
+from runtime_di.errors import ServiceError
+from runtime_di.launch import LaunchSettings
+from runtime_di.providers.meeting import Meeting
+from runtime_di.providers.parallel import ParallelSettings
+from runtime_di.providers.rendezvous import parting, rendezvous
+from runtime_di.settings import RuntimeSettings
+from runtime_di.testing.ranks import run_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def launch(rank: int, world_size: int) -> LaunchSettings:
+    return LaunchSettings(rank=rank, world_size=world_size)
+
+
+def meet(store: Store, ranks: range, timeout_s: float = 10) -> list[int]:
+    """Have ranks, each on its thread, meet on one store."""
+    numbers = [0] * len(ranks)
+
+    def hold(rank: int) -> None:
+        numbers[rank - ranks.start] = Meeting(store, launch(rank, ranks.stop), timeout_s).hold()
+
+    threads = [threading.Thread(target=hold, args=[rank]) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return numbers
+
+
+@pytest.fixture(params=["memory", "file", "tcp"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Each kind of store that torch has."""
+    kinds: dict[str, Callable[[], Store]] = {
+        "memory": HashStore,
+        "file": lambda: FileStore(str(tmp_path / "store"), -1),
+        "tcp": lambda: TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
+    }
+    return kinds[request.param]()
+
+
+def test_every_opening_has_its_number(store: Store) -> None:
+    """B46, B53: all ranks of an opening have one number, and the next opening has another."""
+    numbers = [meet(store, range(3)) for _ in range(3)]
+
+    assert numbers == [[1] * 3, [2] * 3, [3] * 3]
+
+
+def test_an_attempt_that_failed_is_not_joined(store: Store) -> None:
+    """B22, B56: ranks of an attempt that never was complete do not count in the next one on the same store."""
+    with pytest.raises(ServiceError, match=r"ranks \[1, 2\] of 3 did not arrive within 0.05 s"):
+        Meeting(store, launch(0, 3), 0.05).hold()
+    with pytest.raises(ServiceError, match="rank 0 did not arrive"):
+        Meeting(store, launch(1, 3), 0.05).hold()
+
+    assert meet(store, range(3)) == [2, 2, 2]
+
+
+def test_a_rank_that_tries_again_counts_once() -> None:
+    """A rank that gave up and came again does not stand for another that has not come."""
+    store = HashStore()
+    store.add("opening", 1)
+    for _ in range(2):
+        with pytest.raises(ServiceError):
+            Meeting(store, launch(1, 3), 0.01).hold()
+
+    assert store.add("1/arrivals", 0) == 1
+
+
+def open_on(path: str, world_size: int) -> list[int]:
+    """Open twice on a file that others have used, as the first ranks of a world of ``world_size``."""
+    totals = []
+    own = RuntimeSettings().launch
+    for _ in range(2):
+        with opened(ParallelSettings(tensor=2), launch=own, store=FileStore(path, -1)) as groups:
+            total = torch.tensor([groups.rank])
+            dist.all_reduce(total, group=groups.group("tp"))
+            totals.append(int(total))
+    assert own.world_size == world_size
+    return totals
+
+
+def test_a_store_serves_one_job_after_another(tmp_path: Path) -> None:
+    """B53: new processes, of a world as large or of another size, open on a store that earlier ones have used."""
+    path = str(tmp_path / "store")
+
+    assert run_ranks(open_on, 2, path, 2) == [[1, 1]] * 2
+    assert run_ranks(open_on, 4, path, 4) == [[1, 1], [1, 1], [5, 5], [5, 5]]
+    assert run_ranks(open_on, 2, path, 2) == [[1, 1]] * 2
+
+
+def open_with_agent(port: int) -> int:
+    own = RuntimeSettings().launch.model_copy(update={"agent_store": True, "master_port": port})
+    with opened(launch=own):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+    return int(total)
+
+
+def test_the_launchers_store_is_used_and_not_hosted() -> None:
+    """B56, B57: where the launcher hosts the store no rank does, and worlds of different sizes use it in turn."""
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    assert [run_ranks(open_with_agent, size, agent.port)[0] for size in (2, 4, 2)] == [2, 4, 2]
+
+
+def stay_until_all_have_left() -> float:
+    start = time.monotonic()
+    with rendezvous(RuntimeSettings().launch, 20) as store:
+        if os.environ["RANK"] == "1":
+            store.wait(["first"], timedelta(seconds=10))
+            threading.Event().wait(0.3)
+            assert store.get("first") == b"1"
+        else:
+            store.set("first", "1")
+    return time.monotonic() - start
+
+
+def test_the_host_of_the_store_leaves_last() -> None:
+    """After a success rank 0 keeps the store until the others need it no more."""
+    assert run_ranks(stay_until_all_have_left, 2)[0] > 0.2
+
+
+def part_late_or_fail(failing: bool) -> tuple[float, list[str]]:
+    store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=os.environ["RANK"] == "0",
+        wait_for_workers=False,
+    )
+    own, start, raised = RuntimeSettings().launch, time.monotonic(), []
+    try:
+        with parting(store, own, 20):
+            if own.rank == 1:
+                threading.Event().wait(0.3)
+                if failing:
+                    raise KeyError("loss")
+    except KeyError:
+        raised.append("loss")
+    waited_s = time.monotonic() - start
+    store.add("end", 1)
+    while own.rank == 0 and store.add("end", 0) < 2:
+        pass
+    return waited_s, raised
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_ranks_part_together_unless_one_fails(failing: bool) -> None:
+    """B53: no rank ends its groups while another still uses them; one that fails is not waited for."""
+    (waited_s, _), (_, raised) = run_ranks(part_late_or_fail, 2, failing)
+
+    assert 0.2 < waited_s < 5
+    assert raised == ["loss"] * failing
+
+
+def fail_on_rank_0() -> str:
+    start = time.monotonic()
+    try:
+        with rendezvous(RuntimeSettings().launch, 20) as store:
+            store.add("there", 1)
+            if os.environ["RANK"] == "0":
+                while store.add("there", 0) < 2:
+                    pass
+                raise KeyError("loss")
+            threading.Event().wait(0.5)
+    except (KeyError, dist.DistNetworkError) as error:
+        assert time.monotonic() - start < 5
+        return type(error).__name__
+    return "left"
+
+
+def test_a_failed_rank_waits_for_nobody() -> None:
+    """B22: a rank 0 that failed leaves at once, though it hosts the store."""
+    assert run_ranks(fail_on_rank_0, 2)[0] == "KeyError"
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    """B57: a store that cannot be hosted is told with its address and who hosts it."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        own = LaunchSettings(world_size=2, master_port=port)
+
+        with pytest.raises(ServiceError) as refused, rendezvous(own, 1):
+            pass
+
+    assert str(refused.value) == (
+        "Ranks did not meet:\n"
+        f"  process_groups: no store at 127.0.0.1:{port}, which rank 0 is to host\n"
+        "    fix: see that its host is up, MASTER_ADDR and MASTER_PORT are the same on all ranks, and the port is free"
+    )
