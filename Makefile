@@ -12,7 +12,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 train: $(VENV)/ready  ## Train a small GPT on two ranks; run again to go on after an interruption.
 	$(BIN)/python examples/prepare_corpus.py
-	$(BIN)/torchrun --nproc-per-node $(RANKS) examples/pretrain_gpt.py --config examples/pretrain_gpt.toml
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node $(RANKS) examples/pretrain_gpt.py --config examples/pretrain_gpt.toml
 
 test: $(VENV)/ready  ## Run every test that takes seconds.
 	$(BIN)/pytest

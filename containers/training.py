@@ -2,66 +2,25 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable
+from typing import Annotated
 
+from runtime_di.containers.worker import WorkerContainer, WorkerRuntime, WorkerSettings
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
-from runtime_di.providers.checkpointer import CheckpointSettings, open_checkpointer
-from runtime_di.providers.device import DeviceSettings, open_device
-from runtime_di.providers.log import LogSettings, open_log
-from runtime_di.providers.mesh import open_mesh
 from runtime_di.providers.microbatches import BatchSettings, MicrobatchCalculator, open_microbatches
-from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.process_groups import ProcessGroups, open_process_groups
-from runtime_di.providers.rng import Rng, RngSettings, open_rng
-from runtime_di.providers.checkpoint_source import checkpoint_layers
 from runtime_di.providers.timers import Timers, TimerSettings, open_timers
-from runtime_di.providers.tokenizer import Tokenizer, open_tokenizer
-from runtime_di.providers.tokenizer_settings import ByteTokenizerSettings, TokenizerSettings
-from runtime_di.providers.vocabulary import Vocabulary, VocabularySettings, resolve_vocabulary
-from runtime_di.providers.world import DistributedSettings
-from runtime_di.providers.writer import Writer, WriterSettings, open_writer
-from runtime_di.runtime import Runtime
 from runtime_di.section import Mark
-from runtime_di.services import RuntimeContainer, service
-from runtime_di.settings import RuntimeSettings
-from runtime_di.sources import Layer
-
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from runtime_di.providers.checkpointer import Checkpointer
+from runtime_di.services import service
 
 
-class TrainingSettings(RuntimeSettings):
+class TrainingSettings(WorkerSettings):
     """Settings of a training run."""
 
-    parallel: Annotated[ParallelSettings, Mark.NOT_PORTABLE] = ParallelSettings()
-    """How the world is split."""
-    tokenizer: TokenizerSettings | None = ByteTokenizerSettings()
-    """How text becomes tokens."""
-    vocabulary: VocabularySettings = VocabularySettings()
-    """Rows of the embedding."""
     batch: BatchSettings = BatchSettings()
     """Samples a step."""
-    rng: RngSettings = RngSettings()
-    """Seeds."""
-    log: Annotated[LogSettings, Mark.NOT_PORTABLE] = LogSettings()
-    """The log on standard error."""
-    writer: Annotated[WriterSettings, Mark.NOT_PORTABLE] = WriterSettings()
-    """Metrics on disk."""
     timers: Annotated[TimerSettings, Mark.NOT_PORTABLE] = TimerSettings()
     """Timers of the training loop."""
-    device: Annotated[DeviceSettings, Mark.NOT_PORTABLE] = DeviceSettings()
-    """The device of this rank."""
-    distributed: Annotated[DistributedSettings, Mark.NOT_PORTABLE] = DistributedSettings()
-    """torch.distributed."""
-    checkpoint: Annotated[CheckpointSettings, Mark.NOT_PORTABLE] = CheckpointSettings()
-    """Where the run saves, and what it starts from."""
 
     @property
     def data_parallel(self) -> int:
@@ -69,69 +28,26 @@ class TrainingSettings(RuntimeSettings):
         return self.parallel.data(self.launch.world_size)
 
     def rules(self) -> Iterable[Problem]:
-        undivided = list(self.parallel.problems(self.launch.world_size))
-        yield from undivided
-        if not undivided:
+        yield from super().rules()
+        if not list(self.parallel.problems(self.launch.world_size)):
             yield from self.batch.problems(self.data_parallel)
-        yield from self.writer.problems(self.launch)
-
-    @classmethod
-    def checkpoint_layers(cls, stronger: Sequence[Layer]) -> Iterable[Layer]:
-        return checkpoint_layers(cls, stronger)
 
 
-class TrainingContainer(RuntimeContainer):
+class TrainingContainer(WorkerContainer):
     """Services of a training run."""
 
-    settings = RuntimeContainer.settings
-    tokenizer = service(Phase.TOKENIZER, open_tokenizer, settings.provided.tokenizer)
-    vocabulary = service(
-        Phase.VOCABULARY,
-        resolve_vocabulary,
-        settings.provided.vocabulary,
-        settings.provided.parallel.tensor,
-        settings.provided.checkpoint.start,
-        tokenizer,
+    timers = service(Phase.RUNTIME, open_timers, WorkerContainer.settings.provided.timers)
+    microbatches = service(
+        Phase.RUNTIME,
+        open_microbatches,
+        WorkerContainer.settings.provided.batch,
+        WorkerContainer.settings.provided.data_parallel,
     )
-    log = service(Phase.RUNTIME, open_log, settings.provided.log, settings.provided.launch, vocabulary)
-    writer = service(
-        Phase.RUNTIME, open_writer, settings.provided.writer, settings.provided.launch, settings.provided.shown
-    )
-    timers = service(Phase.RUNTIME, open_timers, settings.provided.timers)
-    microbatches = service(Phase.RUNTIME, open_microbatches, settings.provided.batch, settings.provided.data_parallel)
-    device = service(Phase.DISTRIBUTED, open_device, settings.provided.device, settings.provided.launch)
-    process_groups = service(
-        Phase.DISTRIBUTED,
-        open_process_groups,
-        settings.provided.distributed,
-        settings.provided.parallel,
-        settings.provided.launch,
-        device,
-    )
-    mesh = service(Phase.DISTRIBUTED, open_mesh, process_groups)
-    checkpointer = service(
-        Phase.DISTRIBUTED,
-        open_checkpointer,
-        settings.provided.checkpoint,
-        process_groups,
-        vocabulary,
-        settings.provided.portable,
-    )
-    rng = service(Phase.RNG, open_rng, settings.provided.rng, process_groups, device)
 
 
-class TrainingRuntime(Runtime, container=TrainingContainer):
+class TrainingRuntime(WorkerRuntime, container=TrainingContainer):
     """What a training loop holds."""
 
     settings: TrainingSettings
-    tokenizer: Tokenizer
-    vocabulary: Vocabulary
-    log: logging.Logger
-    writer: Writer
     timers: Timers
     microbatches: MicrobatchCalculator
-    device: torch.device
-    process_groups: ProcessGroups
-    mesh: DeviceMesh
-    checkpointer: Checkpointer
-    rng: Rng
