@@ -61,3 +61,6 @@ class LaunchSettings(Section):
         if self.local_rank >= self.local_world_size:
             what = f"local rank {self.local_rank} must be below the local world size {self.local_world_size}"
             yield Problem("launch.local_rank", what, fix="start with torchrun, or mend LOCAL_RANK and LOCAL_WORLD_SIZE")
+        if self.world_size > 1 and self.master_port == 0:
+            what = f"{self.world_size} ranks cannot meet on port 0"
+            yield Problem("launch.master_port", what, fix="start with torchrun --standalone, which picks a free port")

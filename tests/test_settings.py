@@ -277,6 +277,10 @@ def test_launch_settings_from_a_caller_win(monkeypatch: pytest.MonkeyPatch) -> N
             {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"},
             "launch.local_rank = 1 (from environment LOCAL_RANK): local rank 1 must be below",
         ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "0"},
+            "launch.master_port = 0 (from environment MASTER_PORT): 2 ranks cannot meet on port 0",
+        ),
     ],
 )
 def test_contradictory_launch_variables_are_told(

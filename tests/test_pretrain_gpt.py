@@ -1,0 +1,154 @@
+"""The example behind `make train`: real text, real ranks, mistakes and interruptions."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_training import losses, tiny_argv, tiny_corpus, train_here
+
+from runtime_di.testing import run_ranks
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = str(ROOT / "examples" / "pretrain_gpt.py")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_corpus(tmp_path_factory.mktemp("tiny") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run of six steps on two data-parallel ranks."""
+    run = tmp_path_factory.mktemp("uninterrupted")
+    run_ranks(train_here, 2, tiny_argv(corpus, run))
+    return run
+
+
+def test_loss_falls_and_is_told(uninterrupted: Path) -> None:
+    """The loss starts near ln of the vocabulary and falls; both writers and the checkpoints are there."""
+    told = losses(uninterrupted)
+
+    assert sorted(told) == [1, 2, 3, 4, 5, 6]
+    assert abs(told[1] - math.log(512)) < 0.5
+    assert told[6] < told[1]
+    assert sorted(losses(uninterrupted, "validation/loss")) == [3, 6]
+    assert sorted(path.name for path in (uninterrupted / "checkpoints").iterdir()) == [
+        "step-00000002",
+        "step-00000004",
+        "step-00000006",
+    ]
+
+
+def test_resumed_run_has_bitwise_the_same_losses(corpus: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """A run that is stopped after a checkpoint and started again goes on as if it had never stopped."""
+    run_ranks(train_here, 2, tiny_argv(corpus, tmp_path))
+    for step in (4, 6):
+        folder = tmp_path / "checkpoints" / f"step-{step:08d}"
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+
+    run_ranks(train_here, 2, tiny_argv(corpus, tmp_path))
+
+    assert losses(tmp_path) == losses(uninterrupted)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) > len(losses(tmp_path)) + 4
+
+
+@pytest.mark.parametrize(("ranks", "flags"), [(1, []), (4, []), (2, ["--parallel.tensor", "2"])])
+def test_other_sizes_go_on_within_rounding(
+    corpus: Path, uninterrupted: Path, tmp_path: Path, ranks: int, flags: list[str]
+) -> None:
+    """Resumed at another data- or tensor-parallel size, losses stay within 1e-4 of the uninterrupted run's."""
+    start = ["--checkpoint.load", str(uninterrupted / "checkpoints" / "step-00000004")]
+
+    run_ranks(train_here, ranks, tiny_argv(corpus, tmp_path, *start, *flags))
+
+    told = losses(tmp_path)
+    assert sorted(told) == [5, 6]
+    assert told == pytest.approx({step: losses(uninterrupted)[step] for step in told}, abs=1e-4)
+
+
+def test_four_ranks_share_tensors_and_data(corpus: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """Two tensor-parallel by two data-parallel ranks train alike."""
+    run_ranks(train_here, 4, tiny_argv(corpus, tmp_path, "--parallel.tensor", "2"))
+
+    assert losses(tmp_path) == pytest.approx(losses(uninterrupted), abs=1e-3)
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+@pytest.mark.timeout(180)
+def test_torchrun_runs_it_and_an_interruption_is_survived(corpus: Path, tmp_path: Path) -> None:
+    """Under torchrun, SIGTERM ends every rank with a non-zero status, and the same command goes on afterwards."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, SCRIPT, *tiny_argv(corpus, tmp_path, "--train.steps", "100000")]
+    with (tmp_path / "stderr").open("w") as stderr:
+        interrupted = subprocess.Popen(command, env=environment(), stderr=stderr)
+    try:
+        while not (tmp_path / "checkpoints" / "step-00000004").exists():
+            assert interrupted.poll() is None, (tmp_path / "stderr").read_text()
+            time.sleep(0.05)
+        interrupted.send_signal(signal.SIGTERM)
+        interrupted.wait(timeout=60)
+    finally:
+        interrupted.kill()
+    reached = max(losses(tmp_path))
+
+    done = subprocess.run(
+        [*torchrun, SCRIPT, *tiny_argv(corpus, tmp_path, "--train.steps", str(reached + 3))],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert interrupted.returncode != 0
+    assert done.returncode == 0, done.stderr
+    assert max(losses(tmp_path)) == reached + 3
+    assert f"metrics in {tmp_path}, latest checkpoint {tmp_path}/checkpoints/step-" in done.stderr
+
+
+MISTAKES = {
+    "parallel size": (["--parallel.tensor", "3"], {"RANK": "0", "WORLD_SIZE": "2"}, "parallel.tensor = 3"),
+    "tokenizer path": (["--tokenizer.path", "/nowhere/tokenizer.json"], {}, "tokenizer.path = /nowhere/tokenizer.json"),
+    "flag": (["--train.step", "3"], {}, "did you mean --train.steps?"),
+    "variable": ([], {"RUNTIME_DI_PARALLEL__TENSR": "2"}, "did you mean RUNTIME_DI_PARALLEL__TENSOR?"),
+    "run folder": (["--writer.folder", "/dev/null/run"], {}, "writer.folder = /dev/null/run"),
+    "model": (["--parallel.tensor", "8"], {"RANK": "0", "WORLD_SIZE": "8"}, "cannot share 4 attention heads"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_ends_before_anything_was_touched(mistake: str, corpus: Path, tmp_path: Path) -> None:
+    """A mistake is told with its field and its mend, exit status 2 and no traceback; nothing is made, torch not read."""
+    flags, variables, told = MISTAKES[mistake]
+    argv = [*tiny_argv(corpus, tmp_path / "run"), *flags]
+
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", SCRIPT, *argv],
+        env=environment(**variables),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    message = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert done.returncode == 2
+    assert told in "\n".join(message)
+    assert "fix:" in "\n".join(message)
+    assert "Traceback" not in done.stderr
+    assert "| torch\n" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
