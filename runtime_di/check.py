@@ -11,7 +11,8 @@ from runtime_di.conformance import UNDECIDED
 from runtime_di.errors import Problem
 
 if TYPE_CHECKING:
-    from runtime_di.plan import Plan, ServiceSpec
+    from runtime_di.plan import Plan
+    from runtime_di.specs import ServiceSpec
 
 
 def problems(plan: Plan) -> Iterator[Problem]:
@@ -100,15 +101,14 @@ def _settings(plan: Plan) -> Iterator[Problem]:
         for path in spec.settings:
             owners = [root]
             for name in path.names:
-                types = conformance.attribute_types(owners, name)
-                if types is None:
+                owners, lacking = conformance.attribute_types(owners, name)
+                if lacking:
                     yield Problem(
                         spec.name,
                         f"reads settings.{path}, which {getattr(root, '__name__', root)} lacks",
-                        fix=f"add '{name}' to {' or '.join(owner.__name__ for owner in owners)}, or mend the path",
+                        fix=f"add '{name}' to {' and '.join(owner.__name__ for owner in lacking)}, or mend the path",
                     )
                     break
-                owners = types
 
 
 def _annotations(plan: Plan) -> Iterator[Problem]:
@@ -117,8 +117,8 @@ def _annotations(plan: Plan) -> Iterator[Problem]:
         return
     annotated = runtime.service_annotations()
     for name in plan.services:
-        if name in runtime.own_names():
-            yield Problem(name, f"is a name of {plan.name} itself", fix="give the service another name")
+        if name in runtime.own_names() or name.startswith("_"):
+            yield Problem(name, "is a name that no service may have", fix="give the service another name")
         elif name not in annotated:
             yield Problem(name, f"has no annotation in {plan.name}", fix=f"add '{name}: TypeOfTheService' to it")
     for name in annotated:

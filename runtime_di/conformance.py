@@ -6,16 +6,15 @@ import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, get_args, get_origin
+from functools import cache, partial
+from typing import Any, ClassVar, get_args, get_origin
 
-from typing_extensions import get_protocol_members, is_protocol
+from typing_extensions import get_protocol_members, is_protocol, is_typeddict
 
 from runtime_di import fields
 
 UNDECIDED: Any = object()
 """What stands for an annotation that cannot be resolved without importing something."""
-
-_GENERATORS = {"Iterator", "Generator", "Iterable"}
 
 
 class _Names(dict[str, Any]):
@@ -28,26 +27,31 @@ class _Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if self._hidden is None:
-            self._hidden = dict(_type_checking_imports(self._module))
+            self._hidden = type_checking_imports(self._module)
         module, attribute = self._hidden[name]
         found = sys.modules[module]
         return found if attribute is None else getattr(found, attribute)
 
 
-def _type_checking_imports(module: str) -> Iterator[tuple[str, tuple[str, str | None]]]:
+@cache
+def type_checking_imports(module: str) -> Mapping[str, tuple[str, str | None]]:
+    """Name to the module, and the attribute of it, that a ``TYPE_CHECKING`` block of ``module`` imports."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (KeyError, OSError, TypeError):
-        return
+        return {}
+    found: dict[str, tuple[str, str | None]] = {}
     for block in ast.walk(tree):
         if isinstance(block, ast.If) and ast.unparse(block.test).endswith("TYPE_CHECKING"):
             for statement in block.body:
                 if isinstance(statement, ast.Import):
-                    for alias in statement.names:
-                        yield alias.asname or alias.name.split(".")[0], (alias.name.split(".")[0], None)
+                    names = [(alias.asname, alias.name, alias.name.split(".")[0]) for alias in statement.names]
+                    found.update({known or top: (whole if known else top, None) for known, whole, top in names})
                 if isinstance(statement, ast.ImportFrom) and statement.module:
-                    for alias in statement.names:
-                        yield alias.asname or alias.name, (statement.module, alias.name)
+                    found.update(
+                        {alias.asname or alias.name: (statement.module, alias.name) for alias in statement.names}
+                    )
+    return found
 
 
 def resolve(annotation: Any, module: str) -> Any:
@@ -69,24 +73,35 @@ def annotations_of(owner: type) -> dict[str, tuple[Any, str]]:
     return found
 
 
+def is_class_variable(annotation: Any, module: str) -> bool:
+    """Whether an annotation written in ``module`` is a ``ClassVar``."""
+    resolved = resolve(annotation, module)
+    return resolved is ClassVar or get_origin(resolved) is ClassVar
+
+
+def function_of(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, or class, that a factory comes to: without partials, decorators and callable objects."""
+    factory = inspect.unwrap(factory.func if isinstance(factory, partial) else factory)
+    return factory if inspect.isroutine(factory) or isinstance(factory, type) else type(factory).__call__
+
+
 def result_of(factory: Callable[..., Any]) -> Any:
     """The type of what a factory makes; for a generator function, of what it yields."""
-    if isinstance(factory, type):
-        return factory
-    function = inspect.unwrap(getattr(factory, "func", factory))
+    function = function_of(factory)
+    if isinstance(function, type):
+        return function
     annotation = getattr(function, "__annotations__", {}).get("return", UNDECIDED)
     result = resolve(annotation, getattr(function, "__module__", ""))
     if inspect.isgeneratorfunction(function):
         return get_args(result)[0] if get_args(result) else UNDECIDED
-    return result
+    return type(None) if result is None else result
 
 
 def accepts_none(parameter: inspect.Parameter, factory: Callable[..., Any]) -> bool:
     """Whether a factory's parameter takes ``None``: by its annotation, else by its default."""
     if parameter.annotation is inspect.Parameter.empty:
         return parameter.default is None
-    function = inspect.unwrap(getattr(factory, "func", factory))
-    annotation = resolve(parameter.annotation, getattr(function, "__module__", ""))
+    annotation = resolve(parameter.annotation, getattr(function_of(factory), "__module__", ""))
     if annotation is UNDECIDED:
         return _spelled_optional(parameter.annotation)
     return any(member in (None, type(None), Any, object) for member in fields.alternatives(annotation))
@@ -107,93 +122,105 @@ def class_misfits(result: Any, annotation: Any) -> list[str]:
     """Why instances of a class do not fit an annotation; empty if they do or it cannot be decided."""
     if not isinstance(result, type) or result is Any or result is annotation:
         return []
-    return _misfits(annotation, lambda cls: issubclass(result, cls), lambda name: getattr(result, name, UNDECIDED), result)
+    return _misfits(annotation, lambda cls: issubclass(result, cls), lambda protocol: _class_lacks(result, protocol))
 
 
 def value_misfits(value: Any, annotation: Any) -> list[str]:
     """Why a value does not fit an annotation; empty if it does or it cannot be decided."""
-    return _misfits(annotation, lambda cls: isinstance(value, cls), lambda name: getattr(value, name, UNDECIDED), None)
+    return _misfits(annotation, lambda cls: isinstance(value, cls), lambda protocol: _value_lacks(value, protocol))
 
 
-def _misfits(
-    annotation: Any, is_a: Callable[[type], bool], member: Callable[[str], Any], result: type | None
-) -> list[str]:
+def _misfits(annotation: Any, is_a: Callable[[type], bool], lacks: Callable[[type], list[str]]) -> list[str]:
     told: list[str] = []
-    for expected in fields.alternatives(annotation):
-        expected = get_origin(expected) or expected  # noqa: PLW2901
-        if expected is None:
-            expected = type(None)  # noqa: PLW2901
-        if not isinstance(expected, type) or expected is Any:
+    for alternative in fields.alternatives(annotation):
+        expected = type(None) if alternative is None else get_origin(alternative) or alternative
+        if not isinstance(expected, type) or expected is Any or is_typeddict(expected):
             return []
-        found = _protocol_misfits(expected, member, result) if is_protocol(expected) else None
-        if found is None:
-            found = [] if is_a(expected) else [f"is not a {expected.__name__}"]
+        found = lacks(expected) if is_protocol(expected) else [f"is no {expected.__name__}"] * (not is_a(expected))
         if not found:
             return []
         told += found
     return told
 
 
-def _protocol_misfits(protocol: type, member: Callable[[str], Any], result: type | None) -> list[str]:
-    told = []
-    declared = set() if result is None else set(annotations_of(result))
+def _value_lacks(value: Any, protocol: type) -> list[str]:
+    told: list[str] = []
     for name in sorted(get_protocol_members(protocol)):
-        own, wanted = member(name), inspect.getattr_static(protocol, name, None)
+        computed = isinstance(inspect.getattr_static(type(value), name, None), property)
+        own = None if computed else getattr(value, name, UNDECIDED)
         if own is UNDECIDED:
-            instance_only = result is not None and (name in declared or not callable(wanted))
-            told += [] if instance_only else [f"lacks {name!r} of {protocol.__name__}"]
-        elif callable(wanted) and not isinstance(wanted, property):
-            told += [f"{name}{difference}" for difference in _signature_misfits(own, wanted, result is not None)]
+            told.append(f"lacks '{name}' of {protocol.__name__}")
+        elif not computed:
+            told += _signature_misfits(name, own, 0, protocol)
     return told
 
 
-def _signature_misfits(own: Any, wanted: Callable[..., Any], unbound: bool) -> list[str]:
+def _class_lacks(result: type, protocol: type) -> list[str]:
+    """What a class lacks of a protocol's methods; attributes may be set by ``__init__``, which is not read."""
+    told: list[str] = []
+    if hasattr(result, "__getattr__"):
+        return told
+    for name in sorted(get_protocol_members(protocol) - set(annotations_of(result))):
+        own = inspect.getattr_static(result, name, UNDECIDED)
+        is_method = inspect.isroutine(inspect.getattr_static(protocol, name, None))
+        if own is UNDECIDED:
+            told += [f"lacks '{name}' of {protocol.__name__}"] if is_method else []
+        elif inspect.isroutine(own) or not hasattr(own, "__get__"):
+            told += _signature_misfits(name, getattr(result, name), int(inspect.isfunction(own)), protocol)
+    return told
+
+
+def _signature_misfits(name: str, own: Any, num_bound: int, protocol: type) -> list[str]:
+    """Why ``own``, whose first ``num_bound`` parameters are bound, does not take the calls of a protocol's method."""
+    method = inspect.getattr_static(protocol, name, None)
+    if not inspect.isroutine(method):
+        return []
     if not callable(own):
-        return [" is not callable"]
+        return [f"{name} is not callable"]
     try:
-        have = list(inspect.signature(own).parameters.values())
+        have = inspect.Signature(list(inspect.signature(own).parameters.values())[num_bound:])
     except (TypeError, ValueError):
         return []
-    want = list(inspect.signature(wanted).parameters.values())[1:]
-    own_signature = inspect.Signature(have[1:] if unbound else have)
+    bound = int(inspect.isfunction(method))
+    want = list(inspect.signature(getattr(protocol, name)).parameters.values())[bound:]
+    for args, kwargs in _calls(want):
+        try:
+            have.bind(*args, **kwargs)
+        except TypeError as error:
+            return [f"{name}{_bare(have)} does not take the calls of {_bare(inspect.Signature(want))}: {error}"]
+    return []
+
+
+def _calls(want: list[inspect.Parameter]) -> Iterator[tuple[list[None], dict[str, None]]]:
+    """The calls that a method must take: all by position, all by name, and only what has no default."""
     positional = [p for p in want if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     keywords = [p for p in want if p.kind is p.KEYWORD_ONLY]
     by_name = [p for p in want if p.kind is p.POSITIONAL_OR_KEYWORD]
-    calls = [
-        ([None] * len(positional), {p.name: None for p in keywords}),
-        ([None] * (len(positional) - len(by_name)), {p.name: None for p in [*by_name, *keywords]}),
-        (
-            [None for p in positional if p.default is p.empty],
-            {p.name: None for p in keywords if p.default is p.empty},
-        ),
-    ]
-    for args, kwargs in calls:
-        try:
-            own_signature.bind(*args, **kwargs)
-        except TypeError as error:
-            expected = inspect.Signature([p.replace(annotation=p.empty) for p in want])
-            return [f"{_bare(own_signature)} does not take the calls of {expected}: {error}"]
-    return []
+    yield [None] * len(positional), {p.name: None for p in keywords}
+    yield [None] * (len(positional) - len(by_name)), {p.name: None for p in [*by_name, *keywords]}
+    yield (
+        [None for p in positional if p.default is p.empty],
+        {p.name: None for p in keywords if p.default is p.empty},
+    )
 
 
 def _bare(signature: inspect.Signature) -> str:
     return str(inspect.Signature([p.replace(annotation=p.empty) for p in signature.parameters.values()]))
 
 
-def attribute_types(owners: list[Any], name: str) -> list[Any] | None:
-    """The types that attribute ``name`` of any of ``owners`` may have; ``None`` if no owner has it."""
+def attribute_types(owners: list[Any], name: str) -> tuple[list[Any], list[type]]:
+    """The types, but for ``None``, that attribute ``name`` of ``owners`` may have, and the owners that lack it."""
     found: list[Any] = []
-    known = False
+    lacking: list[type] = []
     for owner in owners:
-        if owner is UNDECIDED or not isinstance(owner, type):
-            return [UNDECIDED]
         model_field = getattr(owner, "model_fields", {}).get(name)
-        if model_field is not None:
+        if not isinstance(owner, type):
+            found.append(UNDECIDED)
+        elif model_field is not None:
             found += fields.alternatives(model_field.annotation)
-            known = True
         elif hasattr(owner, name) or name in annotations_of(owner):
             getter = getattr(inspect.getattr_static(owner, name, None), "fget", None)
             found.append(result_of(getter) if getter else UNDECIDED)
-            known = True
-    return [member for member in found if member is not type(None)] if known else None
-
+        else:
+            lacking.append(owner)
+    return [member for member in found if member is not type(None)], lacking

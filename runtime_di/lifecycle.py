@@ -6,18 +6,18 @@ import inspect
 import os
 import threading
 import weakref
-from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from runtime_di import conformance
+from runtime_di.conformance import function_of
+from runtime_di.disabling import why_disabled
 from runtime_di.errors import ClosedError, Problem, RuntimeDIError, ServiceDisabledError, ServiceError
 from runtime_di.phases import Phase
-from runtime_di.plan import Injection, PlainProvider, Plan, ServiceEdge, ServiceSpec, SettingsPath
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
-
-    from runtime_di.settings import RuntimeSettings
+from runtime_di.plan import Plan
+from runtime_di.settings import RuntimeSettings
+from runtime_di.specs import Injection, PlainProvider, ServiceEdge, ServiceSpec, SettingsPath
+from runtime_di.teardown import Teardown, never_run, take_down
+from runtime_di.warm import Warm
 
 _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 """The registry of this process's open runtimes: one of them may hold collective services, and a fork visits all."""
@@ -31,35 +31,28 @@ class Lifecycle:
         disabled: name to reason of every service that the settings switch off.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        settings: RuntimeSettings,
-        overrides: Mapping[str, Any],
-        published: MutableMapping[str, Any],
-        call_plain: Callable[[PlainProvider], Any],
-    ) -> None:
+    def __init__(self, plan: Plan, settings: RuntimeSettings, overrides: Mapping[str, Any], warm: Warm) -> None:
         self.plan = plan
         self.built: list[str] = []
         self.disabled: dict[str, Problem] = {}
         self._settings = settings
         self._overrides = dict(overrides)
-        self._published = published
-        self._call_plain = call_plain
+        self._warm = warm
         self._values: dict[str, Any] = {}
-        self._teardowns: list[tuple[str, Generator[Any, Any, Any]]] = []
+        self._teardowns: list[Teardown] = []
+        self._active = frozenset(_active(plan, overrides))
+        self._num_complete = 0
         self._building: str | None = None
         self._closed = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._active = frozenset(_active(plan, overrides))
         for name in plan.order:
             self._disable(name)
         _alive.add(self)
 
     @property
     def enabled(self) -> list[ServiceSpec]:
-        """Services that will be built by their own factories, unless asked for by name only."""
+        """Services that a start builds by their own factories."""
         return [
             self.plan.services[name]
             for name in self.plan.order
@@ -74,29 +67,25 @@ class Lifecycle:
             ServiceError: it, or a service before it, could not be built; it can be asked again.
             ClosedError: the runtime is closed, or was opened by the parent of this forked process.
         """
-        self._refuse_if_closed(name)
+        self._refuse_if_gone(name)
         with self._lock:
-            self._refuse_if_closed(name)
+            self._refuse_if_gone(name)
             if name not in self._values and name not in self.disabled:
                 self._build_up_to(name)
             if name in self.disabled:
                 raise ServiceDisabledError(f"Service '{name}' is disabled.", [self.disabled[name]])
-            self._published[name] = self._values[name]
+            self._warm.publish(name, self._values[name])
             return self._values[name]
 
     def start(self, through: Phase) -> None:
         """Build every active service of the phases up to ``through``."""
-        for name in self.plan.order:
-            if self.plan.services[name].phase > through:
-                return
-            if name in self._active and name not in self.disabled:
-                self._refuse_if_closed(name)
-                with self._lock:
-                    self._refuse_if_closed(name)
-                    self._build(name)
+        self._refuse_if_gone(None)
+        with self._lock:
+            self._refuse_if_gone(None)
+            self._complete(self.plan.num_before(through + 1))
 
     def close(self, failure: BaseException | None) -> tuple[list[Exception], BaseException | None]:
-        """Take down what was built, in reverse; a second call does nothing.
+        """Take down what was built, in reverse; a second call does nothing, nor does one in a forked child.
 
         Args:
             failure: the exception that ended the body, which every generator factory is handed.
@@ -107,51 +96,65 @@ class Lifecycle:
         if self._pid != os.getpid():
             return [], None
         with self._lock:
+            if self._building is not None:
+                raise ServiceError(f"{self.plan.name} was closed while '{self._building}' was being built.")
             self._closed = True
             teardowns, self._teardowns = self._teardowns, []
-            for name in self._values:
-                self._published.pop(name, None)
+            self._warm.forget()
             self._values.clear()
             self._overrides.clear()
         _alive.discard(self)
-        return _take_down(teardowns, failure)
+        ended = take_down(teardowns, failure)
+        self._warm.release()
+        return ended
 
-    def _refuse_if_closed(self, name: str) -> None:
+    def _refuse_if_gone(self, name: str | None) -> None:
+        asked = f"Service '{name}'" if name else "A start"
         if self._closed:
+            raise ClosedError(f"{asked} was asked of a closed {self.plan.name}.\n  fix: ask inside the 'with' block")
+        inherited = name in self._values and not self.plan.services[name].phase.is_collective
+        if self._pid != os.getpid() and not inherited:
             raise ClosedError(
-                f"Service '{name}' was asked of a closed {self.plan.name}.\n  fix: ask it inside the 'with' block"
-            )
-        if self._pid != os.getpid() and (name not in self._values or self.plan.services[name].phase.is_collective):
-            raise ClosedError(
-                f"Service '{name}' of {self.plan.name} belongs to process {self._pid}, which forked this one.\n"
-                "  fix: open a runtime in this process, or ask rank-local services before the fork"
+                f"{asked} was asked of a {self.plan.name} of process {self._pid}, which forked this one.\n"
+                "  fix: open a runtime in this process, or build rank-local services before the fork"
             )
 
     def _build_up_to(self, name: str) -> None:
+        phase = self.plan.services[name].phase
+        self._complete(self.plan.index[name] if phase.is_collective else self.plan.num_before(phase))
+        for step in self._unbuilt(name):
+            self._build(step)
+
+    def _complete(self, num_services: int) -> None:
+        """Build the active ones of the first services of the order."""
+        while self._num_complete < num_services:
+            name = self.plan.order[self._num_complete]
+            if name in self._active:
+                self._build(name)
+            self._num_complete += 1
+
+    def _unbuilt(self, name: str) -> list[str]:
+        """A service and what it is built from, without what is there already, in build order."""
+        found, pending = {name}, [name]
+        while pending:
+            step = pending.pop()
+            needed = () if step in self._overrides else self.plan.services[step].dependencies
+            new = {other for other in needed if other not in found and other not in self._values}
+            found |= new
+            pending += new
+        return sorted(found, key=self.plan.index.__getitem__)
+
+    def _build(self, name: str) -> None:
         if self._building is not None:
             raise ServiceError(
                 f"Service '{name}' was asked for while '{self._building}' was being built.\n"
                 f"  fix: declare '{name}' as an argument of '{self._building}'"
             )
-        for step in self._steps(name):
-            self._build(step)
-
-    def _steps(self, name: str) -> list[str]:
-        plan = self.plan
-        phase, needed = plan.services[name].phase, plan.closure(name)
-        if phase.is_collective:
-            before = set(plan.order[: plan.index[name]])
-        else:
-            before = {other for other in plan.order if plan.services[other].phase < phase}
-        wanted = (before & self._active) | needed
-        return [step for step in plan.order if step in wanted]
-
-    def _build(self, name: str) -> None:
         if name in self._values or self._disable(name):
             return
         spec = self.plan.services[name]
         if spec.phase.is_collective and name not in self._overrides:
-            _refuse_second_world(self)
+            self._refuse_second_world()
         self._building = name
         try:
             self._values[name] = self._overrides[name] if name in self._overrides else self._make(spec)
@@ -163,11 +166,11 @@ class Lifecycle:
         self.built.append(name)
 
     def _make(self, spec: ServiceSpec) -> Any:
-        args = [self._argument(injection) for injection in spec.args]
-        kwargs = {key: self._argument(injection) for key, injection in spec.kwargs.items()}
         try:
+            args = [self._argument(injection) for injection in spec.args]
+            kwargs = {key: self._argument(injection) for key, injection in spec.kwargs.items()}
             made = spec.factory(*args, **kwargs)
-            if not inspect.isgeneratorfunction(inspect.unwrap(getattr(spec.factory, "func", spec.factory))):
+            if not inspect.isgeneratorfunction(function_of(spec.factory)):
                 return made
             value = next(made)
         except RuntimeDIError:
@@ -185,7 +188,7 @@ class Lifecycle:
         if isinstance(injection, SettingsPath):
             return injection.read(self._settings)
         if isinstance(injection, PlainProvider):
-            return self._call_plain(injection)
+            return self._warm.call(injection)
         if not isinstance(injection, ServiceEdge):
             return injection.value
         value = self._values.get(injection.name)
@@ -195,15 +198,27 @@ class Lifecycle:
 
     def _disable(self, name: str) -> bool:
         if name not in self.disabled and name not in self._overrides:
-            problem = _why_disabled(self.plan.services[name], self._settings, self.disabled)
+            problem = why_disabled(self.plan.services[name], self._settings, self.disabled)
             if problem is not None:
                 self.disabled[name] = problem
         return name in self.disabled
 
+    def _refuse_second_world(self) -> None:
+        for other in list(_alive):
+            if other is not self and other._holds_world():
+                raise ServiceError(
+                    f"{self.plan.name} needs collective services while an open {other.plan.name} holds them.\n"
+                    "  fix: close that runtime first; one process has one world at a time"
+                )
+
+    def _holds_world(self) -> bool:
+        own = [self.plan.services[name] for name in self.built if name not in self._overrides]
+        return self._pid == os.getpid() and any(spec.phase.is_collective for spec in own)
+
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
-        for name in self._values:
-            self._published.pop(name, None)
+        self._warm.forget()
+        never_run(self._teardowns)
 
 
 def _active(plan: Plan, overrides: Mapping[str, Any]) -> set[str]:
@@ -216,72 +231,9 @@ def _active(plan: Plan, overrides: Mapping[str, Any]) -> set[str]:
     return active
 
 
-def _why_disabled(spec: ServiceSpec, settings: RuntimeSettings, disabled: Mapping[str, Problem]) -> Problem | None:
-    for injection, parameter in _bound(spec):
-        if parameter is not None and conformance.accepts_none(parameter, spec.factory):
-            continue
-        if isinstance(injection, SettingsPath) and injection.names and injection.read(settings) is None:
-            told = settings.explain(str(injection))
-            return Problem(str(injection), f"is null, so '{spec.name}' is off", source=told.source, fix=f"set '{injection}'")
-        needed = [injection.name] if isinstance(injection, ServiceEdge) else getattr(injection, "services", ())
-        for name in needed:
-            if name in disabled:
-                cause = disabled[name]
-                return Problem(spec.name, f"needs '{name}', which is off: {cause.what}", cause.value, cause.source, cause.fix)
-    return None
-
-
-def _bound(spec: ServiceSpec) -> list[tuple[Injection, inspect.Parameter | None]]:
-    try:
-        signature = inspect.signature(spec.factory)
-        bound = signature.bind(*spec.args, **spec.kwargs)
-    except (TypeError, ValueError):
-        return [(injection, None) for injection in spec.injections]
-    pairs: list[tuple[Injection, inspect.Parameter | None]] = []
-    for name, value in bound.arguments.items():
-        parameter = signature.parameters[name]
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            pairs += [(injection, parameter) for injection in value]
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            pairs += [(injection, parameter) for injection in value.values()]
-        else:
-            pairs.append((value, parameter))
-    return pairs
-
-
-def _take_down(
-    teardowns: Sequence[tuple[str, Generator[Any, Any, Any]]], failure: BaseException | None
-) -> tuple[list[Exception], BaseException | None]:
-    errors: list[Exception] = []
-    interrupt: BaseException | None = None
-    for name, generator in reversed(teardowns):
-        try:
-            generator.send(failure)
-            generator.close()
-            raise ServiceError(f"The factory of '{name}' yielded twice.\n  fix: yield the service once")
-        except StopIteration:
-            continue
-        except Exception as error:  # noqa: BLE001 - collected and raised once all are down
-            error.add_note(f"raised by the teardown of service '{name}'")
-            errors.append(error)
-        except BaseException as stop:  # noqa: BLE001 - raised once all are down
-            interrupt = interrupt or stop
-    return errors, interrupt
-
-
-def _refuse_second_world(lifecycle: Lifecycle) -> None:
-    for other in list(_alive):
-        if other is not lifecycle and any(other.plan.services[name].phase.is_collective and name not in other._overrides
-                                          for name in other.built):
-            raise ServiceError(
-                f"{lifecycle.plan.name} needs collective services while an open {other.plan.name} holds them.\n"
-                "  fix: close that runtime first; one process has one world at a time"
-            )
-
-
-def _forget_parent() -> None:
+def _after_fork() -> None:
     for lifecycle in list(_alive):
         lifecycle._after_fork()
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+os.register_at_fork(after_in_child=_after_fork)

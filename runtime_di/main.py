@@ -73,7 +73,7 @@ def _stopping_on(signum: signal.Signals) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signum, previous)
+        signal.signal(signum, previous or signal.SIG_DFL)
 
 
 def _tell(error: BaseException, text: str) -> None:

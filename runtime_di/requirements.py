@@ -9,8 +9,8 @@ from runtime_di.errors import Problem
 from runtime_di.section import Section
 
 if TYPE_CHECKING:
-    from runtime_di.plan import ServiceSpec
     from runtime_di.settings import RuntimeSettings
+    from runtime_di.specs import ServiceSpec
 
 
 def unmet(specs: Iterable[ServiceSpec], settings: RuntimeSettings) -> Iterator[Problem]:
@@ -34,7 +34,7 @@ def _sections(settings: RuntimeSettings, names: tuple[str, ...]) -> Iterator[tup
     value: object = settings
     last: tuple[str, Section] | None = None
     for place, name in enumerate(names):
-        value = getattr(value, name, None)
+        value = getattr(value, name) if name in getattr(type(value), "model_fields", {}) else None
         if isinstance(value, Section):
             last = ".".join(names[: place + 1]), value
     if isinstance(value, Section) and last is not None:

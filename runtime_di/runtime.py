@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from contextlib import AbstractContextManager
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, dataclass_transform
 
-from dependency_injector import containers, providers
+from dependency_injector import containers
 
 from runtime_di import conformance
-from runtime_di.errors import CapabilityError, CloseError, OverrideError, Problem, RuntimeDIError, SettingsError
+from runtime_di.errors import CapabilityError, CloseError, PlanError, Problem, SettingsError
 from runtime_di.lifecycle import Lifecycle
 from runtime_di.main import run_main
+from runtime_di.overrides import Scope, checked, in_force, overriding
 from runtime_di.phases import Phase
-from runtime_di.plan import PlainProvider, Plan, declared
+from runtime_di.plan import Plan
 from runtime_di.requirements import unmet
 from runtime_di.services import RuntimeContainer
 from runtime_di.settings import RuntimeSettings
-from runtime_di.wiring import refuse_misspelt
+from runtime_di.warm import Warm
+from runtime_di.wiring import wire_modules
 
-if TYPE_CHECKING:
-    from runtime_di.plan import ServiceSpec
+_NAMES_OF_CONTAINERS = frozenset(dir(containers.DynamicContainer()))
 
 
 class _Service:
@@ -53,7 +54,8 @@ class Runtime:
     if not TYPE_CHECKING:
 
         def __init__(self) -> None:
-            raise TypeError(f"{type(self).__name__} is not made by calling it; use {type(self).__name__}.open(settings)")
+            name = type(self).__name__
+            raise TypeError(f"{name} is not made by calling it; use {name}.open(settings)")
 
     def __init_subclass__(cls, container: type[RuntimeContainer] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -67,7 +69,7 @@ class Runtime:
     @classmethod
     def own_names(cls) -> set[str]:
         """Names that no service may have."""
-        return {name for name in (*vars(Runtime), "settings") if not name.startswith("_")}
+        return {"settings", "container", *vars(Runtime), *_NAMES_OF_CONTAINERS}
 
     @classmethod
     def service_annotations(cls) -> dict[str, tuple[Any, str]]:
@@ -76,7 +78,7 @@ class Runtime:
         return {
             name: found
             for name, found in conformance.annotations_of(cls).items()
-            if name not in own and not name.startswith("_")
+            if name not in own and not name.startswith("_") and not conformance.is_class_variable(*found)
         }
 
     @classmethod
@@ -85,7 +87,9 @@ class Runtime:
         annotation, module = conformance.annotations_of(cls)["settings"]
         resolved = conformance.resolve(annotation, module)
         if not (isinstance(resolved, type) and issubclass(resolved, RuntimeSettings)):
-            raise TypeError(f"{cls.__name__} annotates 'settings' with {annotation}, which is no RuntimeSettings")
+            what = f"its annotation {annotation} is no RuntimeSettings that module {module} knows"
+            fix = f"annotate a class of that module in {cls.__name__}"
+            raise PlanError(f"{cls.__name__} cannot be built as declared.", [Problem("settings", what, fix=fix)])
         return resolved
 
     @classmethod
@@ -105,7 +109,8 @@ class Runtime:
 
         Args:
             settings: validated anew here; the class's defaults if not given.
-            overrides: service, by name or by container attribute, to the object that takes its place.
+            overrides: service, by name or by container attribute, to the object that takes its place; stronger than
+                those of an `overriding` scope.
             wire: modules whose ``@inject`` functions receive services of this runtime until it is closed.
 
         Raises:
@@ -113,22 +118,38 @@ class Runtime:
             PlanError: the container is wrongly declared.
             OverrideError: an override names no service, or does not fit its annotated type.
             CapabilityError: this machine lacks what the settings of an enabled service need.
+            ServiceError: a module to wire asks for a service that does not exist.
         """
         settings = cls._validated(settings)
         plan = cls._checked_plan()
-        given = cls._checked_overrides(plan, overrides or {})
+        given = in_force(cls, plan, overrides or {})
         runtime = object.__new__(cls)
-        container = containers.DynamicContainer()
-        lifecycle = Lifecycle(plan, settings, given, vars(runtime), partial(_call_plain, container, {}))
+        warm = Warm(vars(runtime))
+        lifecycle = Lifecycle(plan, settings, given, warm)
         problems = list(unmet(lifecycle.enabled, settings))
         if problems:
             raise CapabilityError(f"This machine lacks what {cls.__name__} needs as set.", problems)
-        vars(runtime).update(settings=settings, container=container, _lifecycle=lifecycle)
-        _bind(container, plan, settings, lifecycle)
-        if wire:
-            refuse_misspelt(wire, container)
-            container.wire(modules=wire)
+        warm.bind(plan, settings, lifecycle.resolve)
+        vars(runtime).update(settings=settings, container=warm.container, _lifecycle=lifecycle)
+        wire_modules(wire, warm.container)
         return runtime
+
+    @classmethod
+    def overriding(cls, overrides: Mapping[Any, Any] | None = None, /, **by_name: Any) -> AbstractContextManager[None]:
+        """Have every opening within a ``with`` block take these overrides; an open runtime keeps what it has.
+
+        The scope is that of the thread or task that enters it; it holds for subclasses too, and an inner scope is
+        stronger than an outer one.
+
+        Args:
+            overrides: as for `open`.
+            **by_name: the same, by name.
+
+        Raises:
+            OverrideError: as for `open`, at once.
+        """
+        given = checked(cls, cls._checked_plan(), {**(overrides or {}), **by_name})
+        return overriding(Scope(cls, given))
 
     @classmethod
     def main(cls, body: Callable[[Self], object], argv: Sequence[str] | None = None) -> NoReturn:
@@ -171,16 +192,12 @@ class Runtime:
     if TYPE_CHECKING:
 
         @property
-        def container(self) -> containers.DynamicContainer: ...
+        def container(self) -> containers.DynamicContainer: ...  # noqa: D102 - told by the class
         @property
         def _lifecycle(self) -> Lifecycle: ...
 
     def _close(self, failure: BaseException | None) -> None:
         errors, interrupt = self._lifecycle.close(failure)
-        self.container.unwire()
-        for provider in self.container.providers.values():
-            if isinstance(provider, providers.BaseSingleton):
-                provider.reset()
         leaving = interrupt or failure
         if leaving is not None:
             for error in errors:
@@ -209,46 +226,3 @@ class Runtime:
             plan.check()
             cls._plan = plan
         return cls._plan
-
-    @classmethod
-    def _checked_overrides(cls, plan: Plan, overrides: Mapping[Any, Any]) -> dict[str, Any]:
-        names = {id(provider): name for name, provider in declared(cls._container_class).items()}
-        given = {key if isinstance(key, str) else names.get(id(key), str(key)): value for key, value in overrides.items()}
-        annotated = cls.service_annotations()
-        problems = []
-        for name, value in given.items():
-            if name not in plan.services:
-                fix = f"override one of {', '.join(plan.services)}"
-                problems.append(Problem(name, f"no service of {cls.__name__}", fix=fix))
-            elif name in annotated:
-                wanted = conformance.resolve(*annotated[name])
-                misfits = [] if wanted is conformance.UNDECIDED else conformance.value_misfits(value, wanted)
-                fix = f"give an object that fits {annotated[name][0]}"
-                problems += [Problem(name, f"the given {type(value).__name__} {misfit}", fix=fix) for misfit in misfits]
-        if problems:
-            raise OverrideError(f"{cls.__name__} cannot be opened with these overrides.", problems)
-        return given
-
-
-def _bind(container: containers.DynamicContainer, plan: Plan, settings: RuntimeSettings, lifecycle: Lifecycle) -> None:
-    """Fill the opened container: argument-less Singletons for services, copies of every other provider."""
-    settings_provider = providers.Object(settings)
-    services = {name: providers.Singleton(lifecycle.resolve, name) for name in plan.services}
-    rebound: dict[int, Any] = {}
-    for owner in plan.container.__mro__:
-        for name, provider in getattr(owner, "cls_providers", {}).items():
-            rebound[id(provider)] = settings_provider if name == "settings" else services.get(name)
-    rebound = {key: value for key, value in rebound.items() if value is not None}
-    container.settings = settings_provider
-    for name, provider in declared(plan.container).items():
-        if name != "settings":
-            bound = services.get(name) or providers.deepcopy(provider, rebound)
-            container.set_provider(name, bound)
-    container._rebound = rebound
-
-
-def _call_plain(container: containers.DynamicContainer, copies: dict[int, Any], plain: PlainProvider) -> Any:
-    key = id(plain.provider)
-    if key not in copies:
-        copies[key] = providers.deepcopy(plain.provider, container._rebound)
-    return copies[key]()

@@ -1,4 +1,4 @@
-"""Refuses what dependency-injector's wiring would let pass: a marker that names no provider."""
+"""Wires modules, and refuses what dependency-injector would let pass: a marker that names no provider."""
 
 from __future__ import annotations
 
@@ -7,42 +7,62 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin
 
-from dependency_injector import containers
+from dependency_injector import containers, providers
+from dependency_injector.wiring import Closing, Provide, Provider, ProvidersMap
 
 from runtime_di.errors import Problem, ServiceError
 
+_MARKERS: Any = (Provide, Provider, Closing)
 
-def refuse_misspelt(modules: Sequence[ModuleType], container: containers.DynamicContainer) -> None:
-    """Raise a `ServiceError` for every ``Provide["name"]`` in ``modules`` whose name the container lacks."""
+
+def wire_modules(modules: Sequence[ModuleType], container: containers.DynamicContainer) -> None:
+    """Let the ``@inject`` functions of ``modules`` receive what ``container`` holds.
+
+    Raises:
+        ServiceError: a marker names nothing that the container holds; nothing is wired.
+    """
+    if not modules:
+        return
+    names = ", ".join(container.providers)
+    known = ProvidersMap(container)
     problems = [
         Problem(
-            f"{module.__name__}.{name}",
-            f"asks for {marked!r}, which is no service",
-            fix=f"name one of {', '.join(container.providers)}",
+            f"{module.__name__}.{name}", f"asks for {_told(marked)}, which is no service", fix=f"name one of {names}"
         )
         for module in modules
         for name, marked in _markers(module)
-        if marked.split(".")[0] not in container.providers
+        if not isinstance(known.resolve_provider(marked), providers.Provider)
     ]
     if problems:
         raise ServiceError("The modules to wire ask for services that do not exist.", problems)
+    container.wire(modules=modules)
 
 
-def _markers(module: ModuleType) -> Iterator[tuple[str, str]]:
-    for name, member in inspect.getmembers(module):
-        for qualified, function in _functions(name, member):
-            for parameter in inspect.signature(function).parameters.values():
-                for candidate in (parameter.default, *_annotated(parameter.annotation)):
-                    if getattr(candidate, "__IS_MARKER__", False) and isinstance(candidate.provider, str):
-                        yield qualified, candidate.provider
+def _markers(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """Where a marker stands, and what it asks for: a name or a provider."""
+    members = [*inspect.getmembers(module)]
+    for name, member in inspect.getmembers(module, inspect.isclass):
+        members += [(f"{name}.{own}", _function(value)) for own, value in vars(member).items()]
+    for name, member in members:
+        candidates = [member]
+        if inspect.isfunction(member):
+            for parameter in inspect.signature(member).parameters.values():
+                candidates += [parameter.default, *_annotated(parameter.annotation)]
+        for candidate in candidates:
+            marked = candidate
+            while isinstance(marked, _MARKERS):
+                marked = marked.provider
+            if marked is not candidate:
+                yield name, marked
 
 
-def _functions(name: str, member: Any) -> Iterator[tuple[str, Any]]:
-    if inspect.isfunction(member):
-        yield name, member
-    elif inspect.isclass(member):
-        yield from ((f"{name}.{own}", function) for own, function in vars(member).items() if inspect.isfunction(function))
+def _function(member: Any) -> Any:
+    return member.__func__ if isinstance(member, staticmethod | classmethod) else member
 
 
 def _annotated(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+
+
+def _told(marked: Any) -> str:
+    return repr(marked) if isinstance(marked, str) else f"a provider of another container, {marked!r}"

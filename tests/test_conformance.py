@@ -1,0 +1,308 @@
+"""Which services, fakes and factories fit an annotation, and that what cannot be decided is let pass."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol, TypedDict, TypeVar
+from unittest import mock
+
+import pytest
+
+from runtime_di import conformance
+from runtime_di.conformance import UNDECIDED
+
+if TYPE_CHECKING:
+    from collections import OrderedDict as Hidden
+
+    import nowhere
+
+T = TypeVar("T")
+Size = NewType("Size", int)
+
+
+class Shape(TypedDict):
+    width: int
+
+
+class Tokenizer(Protocol):
+    name: str
+
+    @property
+    def size(self) -> int: ...
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]: ...
+
+
+class Sink(Protocol):
+    def write(self, key: str, value: float) -> None: ...
+
+
+class Stack(Protocol[T]):
+    def push(self, item: T) -> None: ...
+
+
+class Full:
+    name = "full"
+    size = 3
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        return []
+
+
+class ByWrite:
+    def __init__(self, write: Any) -> None:
+        self.write = write
+
+
+class Base:
+    def write(self, key: str, value: float) -> None: ...
+
+
+class Derived(Base): ...
+
+
+def static(function: Any, kind: Any = staticmethod) -> type:
+    """A class whose ``write`` is a static or class method."""
+    return type("Static", (), {"write": kind(function)})
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [
+        (Full(), Tokenizer),
+        (Full(), "Tokenizer"),
+        (None, "Tokenizer | None"),
+        (None, None),
+        (3, "int | str"),
+        (3, "Optional[int]"),
+        (Derived(), Base),
+        (ByWrite(lambda key, value: None), Sink),
+        (ByWrite(lambda *args, **kwargs: None), Sink),
+        (ByWrite(lambda key, value, more=1: None), Sink),
+        (mock.Mock(spec=Derived), Base),
+        (mock.Mock(), Sink),
+        (static(lambda key, value: None)(), Sink),
+        (static(lambda cls, key, value: None, classmethod)(), Sink),
+        ({}, "Hidden | dict[str, int]"),
+        (3, Size),
+        ("a", Literal["a"]),
+        ({"width": 1}, Shape),
+        (len, Callable[[Any], int]),
+        (3, Any),
+        (3, "nowhere.Anything"),
+        (3, T),
+    ],
+)
+def test_value_that_fits_or_cannot_be_decided_passes(value: Any, annotation: Any) -> None:
+    """Classes, unions, protocols and hidden imports are decided; of anything else nothing is said."""
+    wanted = conformance.resolve(annotation, __name__)
+
+    misfits = [] if wanted is UNDECIDED else conformance.value_misfits(value, wanted)
+
+    assert misfits == []
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "misfits"),
+    [
+        (3, str, ["is no str"]),
+        (None, Tokenizer, ["lacks 'encode' of Tokenizer", "lacks 'name' of Tokenizer", "lacks 'size' of Tokenizer"]),
+        (3, "str | list[int]", ["is no str", "is no list"]),
+        (Base(), Derived, ["is no Derived"]),
+        ({}, "Hidden", ["is no OrderedDict"]),
+        (ByWrite(3), Sink, ["write is not callable"]),
+        (
+            ByWrite(lambda key: None),
+            Sink,
+            ["write(key) does not take the calls of (key, value): too many positional arguments"],
+        ),
+        (
+            ByWrite(lambda key, number: None),
+            Sink,
+            ["write(key, number) does not take the calls of (key, value): missing a required argument: 'number'"],
+        ),
+        (
+            ByWrite(lambda key, value, step: None),
+            Sink,
+            ["write(key, value, step) does not take the calls of (key, value): missing a required argument: 'step'"],
+        ),
+        (
+            ByWrite(lambda *, key, value: None),
+            Sink,
+            ["write(*, key, value) does not take the calls of (key, value): too many positional arguments"],
+        ),
+        (object(), Stack[int], ["lacks 'push' of Stack"]),
+    ],
+)
+def test_value_that_does_not_fit_is_told_why(value: Any, annotation: Any, misfits: list[str]) -> None:
+    """A misfit names what is lacking, or both signatures."""
+    wanted = conformance.resolve(annotation, __name__)
+
+    assert conformance.value_misfits(value, wanted) == misfits
+
+
+def test_properties_of_a_fake_are_not_run() -> None:
+    """Checking a fake does not compute its properties."""
+
+    class Lazy(Full):
+        @property
+        def size(self) -> int:  # type: ignore[override]
+            raise AssertionError
+
+    assert conformance.value_misfits(Lazy(), Tokenizer) == []
+
+
+class WithProperty:
+    name: str
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        return []
+
+
+class Delegating:
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+class SetInInit:
+    def __init__(self) -> None:
+        self.name, self.size = "", 1
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        return []
+
+
+class ComputedWrite:
+    @property
+    def write(self) -> Any:
+        return print
+
+
+@pytest.mark.parametrize(
+    ("result", "annotation", "misfits"),
+    [
+        (Full, Tokenizer, []),
+        (WithProperty, Tokenizer, []),
+        (SetInInit, Tokenizer, []),
+        (Delegating, Tokenizer, []),
+        (ComputedWrite, Sink, []),
+        (static(lambda key, value: None), Sink, []),
+        (static(lambda cls, key, value: None, classmethod), Sink, []),
+        (
+            static(lambda key: None),
+            Sink,
+            ["write(key) does not take the calls of (key, value): too many positional arguments"],
+        ),
+        (Base, Sink, []),
+        (Base, Tokenizer, ["lacks 'encode' of Tokenizer"]),
+        (Derived, Base, []),
+        (Base, Derived, ["is no Derived"]),
+        (collections.OrderedDict, dict[str, int], []),
+        (Any, int, []),
+        (UNDECIDED, int, []),
+    ],
+)
+def test_result_class_is_decided_like_a_value(result: Any, annotation: Any, misfits: list[str]) -> None:
+    """A factory's result class is checked without an instance; what ``__init__`` may set is let pass."""
+    assert conformance.class_misfits(result, annotation) == misfits
+
+
+def plain() -> Base:
+    return Base()
+
+
+def yields() -> Iterator[Base]:
+    yield Base()
+
+
+def yields_and_is_told() -> Generator[Base, BaseException | None, None]:
+    yield Base()
+
+
+def returns_an_iterator() -> Iterable[Base]:
+    return [Base()]
+
+
+def hidden() -> Hidden:
+    raise AssertionError
+
+
+def unknown() -> nowhere.Thing:
+    raise AssertionError
+
+
+def silent():
+    yield 1
+
+
+class Opener:
+    def __call__(self) -> Iterator[Base]:
+        yield Base()
+
+    def method(self) -> Base:
+        return Base()
+
+
+@wraps(yields)
+def decorated(*args: Any, **kwargs: Any) -> Any:
+    return yields(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("factory", "result"),
+    [
+        (plain, Base),
+        (yields, Base),
+        (yields_and_is_told, Base),
+        (returns_an_iterator, Iterable[Base]),
+        (partial(yields), Base),
+        (decorated, Base),
+        (Base, Base),
+        (Opener(), Base),
+        (Opener().method, Base),
+        (hidden, collections.OrderedDict),
+        (unknown, UNDECIDED),
+        (silent, UNDECIDED),
+        (len, UNDECIDED),
+    ],
+)
+def test_result_of_a_factory_is_what_it_makes(factory: Any, result: Any) -> None:
+    """Generators make what they yield; partials, decorators, classes and callable objects are seen through."""
+    assert conformance.result_of(factory) == result
+
+
+@pytest.mark.parametrize(
+    ("annotation", "accepts"),
+    [
+        ("Base | None", True),
+        ("Optional[Base]", True),
+        ("Any", True),
+        ("object", True),
+        ("None", True),
+        ("Base", False),
+        ("nowhere.Thing", False),
+        ("nowhere.Thing | None", True),
+        ("Optional[nowhere.Thing]", True),
+        ("dict[str, None]", False),
+        (inspect.Parameter.empty, False),
+    ],
+)
+def test_parameter_accepts_none_by_its_annotation(annotation: Any, accepts: bool) -> None:
+    """An annotation that cannot be resolved is read as it is spelled."""
+    parameter = inspect.Parameter("given", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)
+
+    assert conformance.accepts_none(parameter, plain) is accepts
+
+
+def test_unannotated_parameter_accepts_none_by_its_default() -> None:
+    """Without an annotation the default decides."""
+    parameter = inspect.signature(lambda given=None: given).parameters["given"]
+
+    assert conformance.accepts_none(parameter, plain)
