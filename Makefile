@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RANKS ?= 2
 
-.PHONY: train test test-all check bench clean
+.PHONY: train test test-all check bench bench-groups clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,16 @@ check: $(VENV)/ready  ## Lint, type-check and test.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+$(VENV)/bench: $(VENV)/ready
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+bench: $(VENV)/bench  ## Run every benchmark.
+	for script in benchmarks/*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; done
+
+bench-groups: $(VENV)/bench  ## Compare what process groups cost with init_device_mesh and megatron-core.
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/process_groups.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -6,11 +6,15 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
+from dependency_injector import providers
+
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
+from runtime_di.providers.agreement import agreement_of
+from runtime_di.providers.checkpoint_loader import CheckpointLoader, LoadSettings, open_checkpoint_loader
 from runtime_di.providers.checkpoint_source import checkpoint_layers
-from runtime_di.providers.checkpointer import CheckpointSettings, open_checkpointer
 from runtime_di.providers.device import DeviceSettings, open_device
+from runtime_di.providers.given import no_embedding, no_store
 from runtime_di.providers.log import LogSettings, open_log
 from runtime_di.providers.mesh import open_mesh
 from runtime_di.providers.parallel import ParallelSettings
@@ -29,8 +33,9 @@ from runtime_di.sources import Layer
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.distributed_c10d import Store
 
-    from runtime_di.providers.checkpointer import Checkpointer
+    from runtime_di.providers.rank_grid import EmbeddingRule
 
 
 class WorkerSettings(RuntimeSettings):
@@ -44,7 +49,7 @@ class WorkerSettings(RuntimeSettings):
     """Rows of the embedding."""
     rng: RngSettings = RngSettings()
     """Seeds."""
-    log: Annotated[LogSettings, Mark.NOT_PORTABLE] = LogSettings()
+    log: Annotated[LogSettings, Mark.NOT_PORTABLE, Mark.PER_RANK] = LogSettings()
     """The log on standard error."""
     writer: Annotated[WriterSettings, Mark.NOT_PORTABLE] = WriterSettings()
     """Metrics on disk."""
@@ -52,8 +57,13 @@ class WorkerSettings(RuntimeSettings):
     """The device of this rank."""
     distributed: Annotated[DistributedSettings, Mark.NOT_PORTABLE] = DistributedSettings()
     """torch.distributed."""
-    checkpoint: Annotated[CheckpointSettings, Mark.NOT_PORTABLE] = CheckpointSettings()
-    """Where the run saves, and what it starts from."""
+    checkpoint: Annotated[LoadSettings, Mark.NOT_PORTABLE] = LoadSettings()
+    """What the run starts from."""
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Ranks that share the embedding."""
+        return self.parallel.tensor
 
     def rules(self) -> Iterable[Problem]:
         yield from self.parallel.problems(self.launch.world_size)
@@ -73,13 +83,18 @@ class WorkerContainer(RuntimeContainer):
         Phase.VOCABULARY,
         resolve_vocabulary,
         settings.provided.vocabulary,
-        settings.provided.parallel.tensor,
+        settings.provided.tensor_parallel,
         settings.provided.checkpoint.start,
         tokenizer,
     )
     log = service(Phase.RUNTIME, open_log, settings.provided.log, settings.provided.launch, vocabulary)
     writer = service(
         Phase.RUNTIME, open_writer, settings.provided.writer, settings.provided.launch, settings.provided.shown
+    )
+    store = service(Phase.RUNTIME, no_store)
+    embedding = service(Phase.RUNTIME, no_embedding)
+    agreement = providers.Factory(
+        agreement_of, settings.provided.agreed, settings.provided.explain, RuntimeContainer.plan
     )
     device = service(Phase.DISTRIBUTED, open_device, settings.provided.device, settings.provided.launch)
     process_groups = service(
@@ -89,16 +104,12 @@ class WorkerContainer(RuntimeContainer):
         settings.provided.parallel,
         settings.provided.launch,
         device,
+        store=store,
+        embedding=embedding,
+        agreement=agreement,
     )
     mesh = service(Phase.DISTRIBUTED, open_mesh, process_groups)
-    checkpointer = service(
-        Phase.DISTRIBUTED,
-        open_checkpointer,
-        settings.provided.checkpoint,
-        process_groups,
-        vocabulary,
-        settings.provided.portable,
-    )
+    checkpointer = service(Phase.DISTRIBUTED, open_checkpoint_loader, settings.provided.checkpoint, process_groups)
     rng = service(Phase.RNG, open_rng, settings.provided.rng, process_groups, device)
 
 
@@ -110,8 +121,10 @@ class WorkerRuntime(Runtime, container=WorkerContainer):
     vocabulary: Vocabulary
     log: logging.Logger
     writer: Writer
+    store: Store
+    embedding: EmbeddingRule
     device: torch.device
     process_groups: ProcessGroups
     mesh: DeviceMesh
-    checkpointer: Checkpointer
+    checkpointer: CheckpointLoader
     rng: Rng

@@ -2,75 +2,148 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from runtime_di.errors import Problem, ServiceError
+from runtime_di.errors import AgreementError, Problem, ProblemsError, ServiceError
 from runtime_di.launch import LaunchSettings
+from runtime_di.providers.agreement import Agreement, ranges
+from runtime_di.providers.minutes import Minutes, process
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+_SETTLE_S = 2.0
+"""For others to come, once a rank has come that makes the meeting fail whoever comes."""
+_GRACE_S = 5.0
+"""For rank 0 to tell why the meeting failed, and for the others to read it."""
+_DIFFERENT = "Ranks of one job must be started alike, and these differ:"
+_SIZE = "launch.world_size"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Meeting:
     """One opening, told apart from every other on the same store.
 
     Every rank of the opening has the same number, and no earlier or later opening has it, whoever made it: ranks of
     these processes, of an attempt that failed half-way, or of a job that was started again on a store that lives on.
-    Rank 0 takes the number, the others join it, and rank 0 lets all of them go. No rank's work grows with the world.
+    Rank 0 takes the number and says what it has; the others compare, and object where they differ; rank 0 lets all of
+    them go, or tells all of them why not. No rank's work grows with the world while ranks agree.
     """
 
     store: Store
     launch: LaunchSettings
     timeout_s: float
+    agreement: Agreement = field(default_factory=Agreement)
 
     def hold(self) -> int:
         """Wait until every rank is here; return the number of this opening.
 
         Raises:
+            AgreementError: ranks have something different, or a rank came twice; every rank that came raises it.
             ServiceError: some ranks did not come in time.
         """
-        return self._lead() if self.launch.rank == 0 else self._follow()
+        own = self.agreement.having({_SIZE: self.launch.world_size})
+        return self._lead(own) if self.launch.rank == 0 else self._follow(own)
 
-    def _lead(self) -> int:
-        number = self.store.add("opening", 1)
-        others = self.launch.world_size - 1
-        if not self._wait(lambda: self.store.add(f"{number}/arrivals", 0) >= others):
-            missing = [rank for rank in range(1, others + 1) if not self.store.check([f"{number}/arrived/{rank}"])]
-            raise absent(f"ranks {missing} of {others + 1} did not arrive", self.timeout_s)
-        self.store.set(f"{number}/open", "1")
-        return number
+    def _lead(self, own: Agreement) -> int:
+        minutes = Minutes(self.store, self.store.add("taken", 1))
+        for key, text in {"fields": own.rendered, "digest": own.digest, "arrived/0": process()}.items():
+            minutes.set(key, text)
+        self.store.set("opening", str(minutes.number))
+        in_time = self._all_came(minutes)
+        if (latest := self._opening()) != minutes.number:
+            second = Minutes(self.store, latest)
+            for each in (minutes, second):
+                each.object(0, {}, f"{process()} and {second.get('arrived/0')}")
+            for counter in ("misfits", "heard"):
+                second.count(counter, 1)
+        error = self._judge(minutes, own, in_time)
+        minutes.set("verdict", _dumped(error))
+        if error:
+            self._wait(lambda: minutes.count("heard") >= minutes.count("arrivals") + minutes.count("misfits"), _GRACE_S)
+            raise error
+        return minutes.number
 
-    def _follow(self) -> int:
-        joined = seen = 0
+    def _all_came(self, minutes: Minutes) -> bool:
+        """Wait for the other ranks, or for what makes the meeting fail whoever comes; whether that was in time."""
+        others, settled_at = self.launch.world_size - 1, float("inf")
 
-        def let_go() -> bool:
-            nonlocal joined, seen
-            if not self.store.check(["opening"]):
-                return False
-            if (number := int(self.store.get("opening"))) != seen:
-                seen = number
-                if not self.store.check([f"{number}/open"]):
-                    joined = number
-                    self._arrive(number)
-            return joined == seen and self.store.check([f"{joined}/open"])
+        def done() -> bool:
+            nonlocal settled_at
+            if minutes.count("misfits"):
+                settled_at = min(settled_at, time.monotonic() + min(_SETTLE_S, self.timeout_s / 2))
+            superseded = self._opening() != minutes.number
+            return superseded or time.monotonic() > settled_at or minutes.count("arrivals") >= others
 
-        if not self._wait(let_go):
-            raise absent("rank 0 did not arrive, or another rank did not and rank 0 tells which", self.timeout_s)
-        return joined
+        return self._wait(done, self.timeout_s)
 
-    def _arrive(self, number: int) -> None:
-        if self.store.add(f"{number}/arrived/{self.launch.rank}", 1) == 1:
-            self.store.add(f"{number}/arrivals", 1)
+    def _judge(self, minutes: Minutes, own: Agreement, in_time: bool) -> ProblemsError | None:
+        objections = [*minutes.objections()]
+        if in_time and not objections:
+            return None
+        num_ranks = self.launch.world_size
+        absent_ranks = [*minutes.absent(num_ranks)]
+        missing = f"{_ranks(absent_ranks)} of {num_ranks} did not arrive"
+        if not objections:
+            return absent(missing, self.timeout_s)
+        problems = [_twice(rank, twice) for rank, _, twice in objections if twice]
+        deviations = {rank: deviation for rank, deviation, _ in objections if deviation}
+        problems += own.problems(deviations, {*range(num_ranks)} - {*absent_ranks})
+        problems += [] if in_time or not absent_ranks else absent(missing, self.timeout_s).problems
+        return AgreementError(_DIFFERENT, problems)
 
-    def _wait(self, done: Callable[[], bool]) -> bool:
-        return poll(done, self.timeout_s, self.launch.world_size)
+    def _follow(self, own: Agreement) -> int:
+        deadline, number = time.monotonic() + self.timeout_s, 0
+        while True:
+            number = self._next(number, deadline)
+            minutes = Minutes(self.store, number)
+            if minutes.has("verdict"):
+                continue  # it was, before this process came
+            misfit = self._arrive(minutes, own)
+            patience_s = self.timeout_s + min(self.timeout_s, _GRACE_S)
+            if not self._wait(lambda: minutes.has("verdict") or self._opening() != number, patience_s):  # noqa: B023
+                raise absent("rank 0 did not arrive, or left before it told who else did", patience_s)
+            if minutes.has("verdict"):
+                error = _loaded(minutes.get("verdict")) or misfit
+                if error:
+                    minutes.count("heard", 1)
+                    raise error
+                return number
+
+    def _next(self, seen: int, deadline: float) -> int:
+        """Wait for an opening other than the one that was seen."""
+        if not self._wait(lambda: self._opening() not in (0, seen), deadline - time.monotonic()):
+            over = " (its last meeting was over before this process came)" if seen else ""
+            raise absent(f"rank 0 did not arrive{over}", self.timeout_s)
+        return self._opening()
+
+    def _opening(self) -> int:
+        return int(self.store.get("opening")) if self.store.check(["opening"]) else 0
+
+    def _arrive(self, minutes: Minutes, own: Agreement) -> AgreementError | None:
+        """Take part, once though this process tries again; tell why rank 0 cannot count it, or ``None``."""
+        rank, there = self.launch.rank, minutes.arrive(self.launch.rank)
+        twice = "" if there == process() else f"{there} and {process()}"
+        rendered = own.rendered if minutes.get("digest") == own.digest else minutes.get("fields")
+        deviation = own.deviation(rendered)
+        misfit = [_twice(rank, twice)] if twice else []
+        if _SIZE in deviation:
+            misfit += own.problems({0: {_SIZE: (json.loads(rendered)[_SIZE], None)}}, [rank])
+        if twice or minutes.count(f"counted/{rank}", 1) == 1:
+            if deviation or twice:
+                minutes.object(rank, deviation, twice)
+            minutes.count("misfits" if misfit else "arrivals", 1)
+        return AgreementError(_DIFFERENT, misfit) if misfit else None
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        return poll(done, timeout_s, self.launch.world_size)
 
 
-def poll(done: Callable[[], bool], timeout_s: float, world_size: int) -> bool:
+def poll(done: Callable[[], bool], timeout_s: float, world_size: int = 1) -> bool:
     """Ask until it is so, ever less often and so that a store can answer every rank; tell whether it came to be.
 
     A wait inside torch's stores would hold back signals, and write to standard error each time it ends.
@@ -84,7 +157,32 @@ def poll(done: Callable[[], bool], timeout_s: float, world_size: int) -> bool:
     return True
 
 
-def absent(what: str, timeout_s: float) -> ServiceError:
+def absent(what: str, timeout_s: float, setting: str = "startup_timeout_s") -> ServiceError:
     """Make the error of ranks that did not come in time."""
-    fix = "see why those ranks are late or gone, or raise distributed.timeout_s"
-    return ServiceError("Ranks did not meet:", [Problem("process_groups", f"{what} within {timeout_s:g} s", fix=fix)])
+    fix = f"see why those ranks are late or gone, or raise distributed.{setting}"
+    return ServiceError(
+        "Ranks did not meet:", [Problem("process_groups", f"{what} within {round(timeout_s, 2):g} s", fix=fix)]
+    )
+
+
+def _twice(rank: int, who: str) -> Problem:
+    return Problem("launch.rank", f"rank {rank} arrived twice: {who}", fix="give each process a rank of its own")
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
+
+
+def _dumped(error: ProblemsError | None) -> str:
+    if error is None:
+        return ""
+    problems = [asdict(problem) for problem in error.problems]
+    return json.dumps([isinstance(error, AgreementError), error.heading, problems])
+
+
+def _loaded(verdict: str) -> ProblemsError | None:
+    if not verdict:
+        return None
+    differing, heading, problems = json.loads(verdict)
+    kind = AgreementError if differing else ServiceError
+    return kind(heading, [Problem(**problem) for problem in problems])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def open_mesh(process_groups: ProcessGroups) -> DeviceMesh:
     """Assemble the mesh of the dense axes, slowest first: ``pp, dp, cp, tp``, or ``dp, pp, cp, tp`` by the order."""
-    return _mesh(process_groups, process_groups.grid.axes)
+    return _mesh(process_groups, process_groups.grid.axes, process_groups.grid.axes)
 
 
 def open_shard_mesh(process_groups: ProcessGroups) -> DeviceMesh:
@@ -23,16 +23,21 @@ def open_shard_mesh(process_groups: ProcessGroups) -> DeviceMesh:
 
     A mesh of its own, since torch cannot flatten ``dp`` and ``cp`` of the other without making every rank's groups.
     """
-    return _mesh(process_groups, ("pp", "dp_cp", "tp"))
+    return _mesh(process_groups, process_groups.grid.axes, ("pp", "dp_cp", "tp"))
 
 
-def _mesh(process_groups: ProcessGroups, names: tuple[Kind, ...]) -> DeviceMesh:
+def open_expert_mesh(process_groups: ProcessGroups) -> DeviceMesh:
+    """Assemble the mesh of the expert axes: ``pp, edp, ep, etp``, or ``edp, pp, ep, etp`` by the order."""
+    return _mesh(process_groups, process_groups.grid.expert_axes, process_groups.grid.expert_axes)
+
+
+def _mesh(process_groups: ProcessGroups, axes: tuple[Kind, ...], names: tuple[Kind, ...]) -> DeviceMesh:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     grid = process_groups.grid
-    ranks = torch.arange(grid.offset, grid.offset + grid.world_size).view([grid.sizes[axis] for axis in grid.axes])
-    order = [grid.axes.index(axis) for name in names for axis in name.split("_")]
+    ranks = torch.arange(grid.offset, grid.offset + grid.world_size).view([grid.sizes[axis] for axis in axes])
+    order = [axes.index(axis) for name in names for axis in name.split("_")]
     shape = [prod(grid.sizes[axis] for axis in name.split("_")) for name in names]
     return DeviceMesh.from_group(
         [process_groups.group(name) for name in names],

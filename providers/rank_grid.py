@@ -94,11 +94,20 @@ class RankGrid:
         """Axes of the dense grid, slowest first, as a mesh names them."""
         return _LAYOUTS[self.order][0][::-1]
 
+    @property
+    def expert_axes(self) -> tuple[Kind, ...]:
+        """Axes of the expert grid, slowest first."""
+        return _LAYOUTS[self.order][1][::-1]
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """Place of a rank on every axis of both grids; ``{}`` for a rank that is on neither."""
         if rank not in self:
             return {}
         return {axis: (rank - self.offset) // self._strides[axis] % size for axis, size in self.sizes.items()}
+
+    def rank_at(self, **place: int) -> int:
+        """Rank at these coordinates of the dense grid, such as ``dp=1, pp=0``; 0 on the axes that are not named."""
+        return self.offset + sum(self._strides[axis] * index for axis, index in place.items())
 
     def group_of(self, rank: int, kind: Kind) -> tuple[int, ...]:
         """Ranks that form a group with ``rank``, ascending; ``()`` if it is in no group of this kind."""

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from runtime_di.errors import AgreementError, Problem, ServiceError
+from runtime_di.errors import Problem, ServiceError
 from runtime_di.launch import LaunchSettings
+from runtime_di.providers.agreement import Agreement
 from runtime_di.providers.meeting import Meeting, absent, poll
 from runtime_di.providers.teardown import teardown
 
@@ -21,22 +22,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger("runtime_di")
 
 
-class Agreement(Protocol):
-    """What ranks do together before their world is made: compare what they must agree on."""
-
-    def __call__(self, store: Store, backend: str) -> None:
-        """Compare over ``store``, whose keys are this opening's own; raise on every rank if ranks differ."""
-
-
 @contextmanager
-def rendezvous(launch: LaunchSettings, timeout_s: float, store: Store | None = None) -> Iterator[Store]:
-    """Meet the other ranks; yield a store with keys that belong to this opening alone.
+def rendezvous(
+    launch: LaunchSettings,
+    timeout_s: float,
+    store: Store | None = None,
+    agreement: Agreement = Agreement(),  # noqa: B008 - frozen
+) -> Iterator[Store]:
+    """Meet the other ranks, who must have alike what is in ``agreement``; yield a store with this opening's own keys.
 
     Ranks meet on ``store`` if one is given. Else a world of one has a store in memory, and a larger one has the store
     at the launcher's address, hosted by the launcher's agent or by rank 0. A rank 0 that hosts it stays, after a
     success, until every rank has left.
 
     Raises:
+        AgreementError: ranks have something different.
         ServiceError: the store cannot be reached, or ranks did not come in time.
     """
     from torch.distributed import HashStore  # type: ignore[attr-defined]
@@ -45,27 +45,28 @@ def rendezvous(launch: LaunchSettings, timeout_s: float, store: Store | None = N
     if store is None and launch.world_size == 1:
         yield HashStore()
         return
-    root, number = _meet(launch, timeout_s, store)
+    root, number = _meet(launch, timeout_s, store, agreement)
     own = PrefixStore(str(number), root)
     hosted = store is None and not launch.agent_store
     with teardown(lambda failure: _leave(own, launch, timeout_s, failure) if hosted else None):
         yield own
 
 
-def _meet(launch: LaunchSettings, timeout_s: float, store: Store | None) -> tuple[Store, int]:
+def _meet(launch: LaunchSettings, timeout_s: float, store: Store | None, agreement: Agreement) -> tuple[Store, int]:
     """Meet, again if the store goes away meanwhile: it may be that of an earlier opening, which rank 0 is closing."""
     from torch.distributed import DistNetworkError
     from torch.distributed.distributed_c10d import PrefixStore
 
-    deadline = time.monotonic() + timeout_s
+    deadline, left_s = time.monotonic() + timeout_s, timeout_s
     while True:
-        root = PrefixStore(f"runtime_di/{launch.world_size}", store or _connect(launch, timeout_s))
+        root = PrefixStore("runtime_di", store or _connect(launch, left_s))
         try:
-            return root, Meeting(root, launch, max(deadline - time.monotonic(), 0)).hold()
+            return root, Meeting(store=root, launch=launch, timeout_s=left_s, agreement=agreement).hold()
         except DistNetworkError as error:
             if store is not None:
                 raise
-            if launch.rank == 0 or time.monotonic() > deadline:
+            left_s = deadline - time.monotonic()
+            if launch.rank == 0 or left_s <= 0:
                 raise _unreachable(launch) from error
 
 
@@ -110,7 +111,7 @@ def parting(store: Store, launch: LaunchSettings, timeout_s: float) -> Iterator[
                 launch.world_size,
             ):
                 late = launch.world_size - store.add("done", 0)
-                raise absent(f"{late} of {launch.world_size} ranks were not done", timeout_s)
+                raise absent(f"{late} of {launch.world_size} ranks were not done", timeout_s, "timeout_s")
 
     with teardown(part):
         yield
@@ -119,16 +120,15 @@ def parting(store: Store, launch: LaunchSettings, timeout_s: float) -> Iterator[
 def _leave(store: Store, launch: LaunchSettings, timeout_s: float, failure: BaseException | None) -> None:
     """Tell rank 0, the host of the store, that this rank needs it no more; rank 0 waits for the others to tell.
 
-    After a failure nobody waits, unless it is one that every rank has: then each must still read what it is.
+    After a failure nobody waits.
     """
     if launch.rank > 0:
         with _unless_the_host_is_gone():
             store.add("left", 1)
         return
     others = launch.world_size - 1
-    wait_s = timeout_s if failure is None else min(timeout_s, 10) if isinstance(failure, AgreementError) else 0
-    if wait_s and not poll(lambda: store.add("left", 0) >= others, wait_s, launch.world_size):
-        raise absent(f"{others - store.add('left', 0)} of {others} other ranks did not close", wait_s)
+    if failure is None and not poll(lambda: store.add("left", 0) >= others, timeout_s, launch.world_size):
+        raise absent(f"{others - store.add('left', 0)} of {others} other ranks did not close", timeout_s)
 
 
 @contextmanager
@@ -144,5 +144,5 @@ def _unless_the_host_is_gone() -> Iterator[None]:
 def _unreachable(launch: LaunchSettings) -> ServiceError:
     owner = "the launcher's agent" if launch.agent_store else "rank 0"
     what = f"no store at {launch.master_addr}:{launch.master_port}, which {owner} is to host"
-    fix = "see that its host is up, MASTER_ADDR and MASTER_PORT are the same on all ranks, and the port is free"
+    fix = "see that its host is up, MASTER_ADDR and MASTER_PORT are alike on all ranks, and no other process has it"
     return ServiceError("Ranks did not meet:", [Problem("process_groups", what, fix=fix)])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -22,3 +25,24 @@ def teardown(step: Callable[[BaseException | None], None]) -> Iterator[None]:
             failure.add_note(f"and while this was torn down: {error!r}")
         raise
     step(None)
+
+
+def yielded(context: AbstractContextManager[T]) -> Generator[T, BaseException | None, None]:
+    """Make a factory's generator of a context: yield its value, then leave it as the failure that is sent back says.
+
+    Errors of leaving become notes on that failure; after a success they leave themselves.
+    """
+    failure: BaseException | None = None
+    try:
+        with context as value:
+            failure = yield value
+            if failure is not None:
+                raise _BodyFailed
+    except _BodyFailed as failed:
+        for note in getattr(failed, "__notes__", ()):
+            if failure is not None:
+                failure.add_note(note)
+
+
+class _BodyFailed(Exception):  # noqa: N818 - no error of its own: it stands for the body's
+    """Leaves a context as the body's exception would, which keeps its traceback."""

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field, PositiveInt
 
 from runtime_di.capabilities import CudaDevice, Requirement
 from runtime_di.errors import Problem, ServiceError
 from runtime_di.launch import LaunchSettings
+from runtime_di.providers import c10d
+from runtime_di.providers.agreement import Agreement
 from runtime_di.providers.flight_recorder import flight_recorder
+from runtime_di.providers.group_settings import GroupSettings
 from runtime_di.providers.meeting import Meeting
-from runtime_di.providers.rendezvous import Agreement, rendezvous
+from runtime_di.providers.rank_grid import Kind
+from runtime_di.providers.rendezvous import rendezvous
 from runtime_di.providers.teardown import teardown
 from runtime_di.section import Section
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import ProcessGroup, Store
+
+Seconds: TypeAlias = Annotated[float, Field(ge=0.001, le=31_536_000)]
 
 _OURS = "runtime_di/ours"
 """Key in the store of a world that we initialised, so that no second runtime takes it for a caller's."""
@@ -33,8 +39,15 @@ class DistributedSettings(Section):
 
     backend: Literal["auto", "gloo", "nccl", "fake"] = "auto"
     """``auto`` is NCCL on CUDA devices, else Gloo; ``fake`` is one rank of a world whose other ranks do not exist."""
-    timeout_s: Annotated[float, Field(ge=0.001, le=31_536_000)] = 600.0
-    """Seconds that a rank waits for others: to meet, to make each group, and in each collective of every group."""
+    timeout_s: Seconds = 600.0
+    """Seconds that a rank waits for others in each collective of every group, and to close."""
+    startup_timeout_s: Seconds = 120.0
+    """Seconds that a rank waits for others to arrive, and in each step of making groups; at least ``timeout_s`` where
+    ranks start again within their processes, since the others of one that failed may wait for it that long."""
+    cpu_collectives: bool = False
+    """Whether groups whose backend is NCCL carry the collectives of CPU tensors too, over Gloo; Gloo always does."""
+    groups: dict[Kind, GroupSettings] = Field(default_factory=dict)
+    """What is particular about the groups of some kinds, such as ``{"tp": {"high_priority": true}}``."""
     flight_recorder_entries: PositiveInt | None = None
     """Last collectives that torch records and dumps on a timeout; ``None`` leaves that to torch's own variables."""
 
@@ -42,6 +55,11 @@ class DistributedSettings(Section):
     def timeout(self) -> timedelta:
         """The one timeout of every group."""
         return timedelta(seconds=self.timeout_s)
+
+    @property
+    def startup_timeout(self) -> timedelta:
+        """The timeout of every group while groups are made."""
+        return timedelta(seconds=self.startup_timeout_s)
 
     def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:  # noqa: ARG002 - ranks alike
         """Need a CUDA driver if NCCL is wanted."""
@@ -84,7 +102,7 @@ def join_world(
     device: torch.device,
     *,
     store: Store | None = None,
-    agree: Agreement | None = None,
+    agreement: Agreement = Agreement(),  # noqa: B008 - frozen
 ) -> Iterator[World]:
     """Initialise torch.distributed and end it, or adopt what a caller initialised and leave it as it is.
 
@@ -95,84 +113,81 @@ def join_world(
         launch: which rank of how many this is.
         device: that this rank computes on.
         store: where ranks meet, instead of the store at the launcher's address.
-        agree: called before the world is made; not for the fake backend, whose other ranks do not exist.
+        agreement: what ranks must have alike, compared before the world is made; the backend and the version of torch
+            are added. Not for the fake backend, whose other ranks do not exist.
 
     Raises:
+        AgreementError: ranks have something different.
         ServiceError: an initialised world disagrees with the settings, or is that of another open runtime.
     """
+    import torch
     from torch.distributed import HashStore  # type: ignore[attr-defined]
     from torch.distributed.distributed_c10d import PrefixStore, is_initialized
 
+    version = {"version of torch": torch.__version__}
     with flight_recorder(settings.flight_recorder_entries):
         if is_initialized():
-            world = _adopt(settings, launch, device)
-            if agree and world.store:
-                agree(PrefixStore("agreement", world.store), world.backend)
-            yield world
+            yield _adopt(settings, launch, device, agreement.having(version))
             return
         backend = effective_backend(settings, device)
-        fake = backend == "fake"
-        with nullcontext(HashStore()) if fake else rendezvous(launch, settings.timeout_s, store) as own:
-            if agree and not fake:
-                agree(PrefixStore("agreement", own), backend)
-            with _initialised(settings, launch, backend, PrefixStore("world", own)) as group:
-                yield World(group, backend, owned=True, store=None if fake else own)
+        if fake := backend == "fake":
+            c10d.register_fake_backend()
+            meeting: AbstractContextManager[Store] = nullcontext(HashStore())
+        else:
+            own = agreement.having({"effective backend": backend, **version})
+            meeting = rendezvous(launch, settings.startup_timeout_s, store, own)
+        with meeting as met, _initialised(settings, launch, backend, PrefixStore("world", met)) as group:
+            yield World(group, backend, owned=True, store=None if fake else met)
 
 
 @contextmanager
 def _initialised(
     settings: DistributedSettings, launch: LaunchSettings, backend: str, store: Store
 ) -> Iterator[ProcessGroup]:
-    from torch.distributed import distributed_c10d as c10d
+    import torch.distributed as dist
 
-    if backend == "fake":
-        import torch.testing._internal.distributed.fake_pg  # noqa: F401 - registers the backend
     callers_hook = sys.excepthook
-    c10d._world.group_count = 0  # a world is named by it, and an attempt that failed has left it counted up
+    c10d.forget_count()
     # No device is bound: torch would split communicators then, which needs every rank for every group.
-    c10d.init_process_group(
-        backend, store=store, rank=launch.rank, world_size=launch.world_size, timeout=settings.timeout
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if backend == "nccl" and settings.cpu_collectives else backend,
+        store=store,
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=settings.startup_timeout,
     )
-    c10d._get_default_store().set(_OURS, "1")
-    group, torchs_hook = c10d._get_default_group(), sys.excepthook
+    c10d.world_store().set(_OURS, "1")
+    group, torchs_hook = c10d.world_group(), sys.excepthook
 
     def end(failure: BaseException | None) -> None:
         if sys.excepthook is torchs_hook:
             sys.excepthook = callers_hook
-        if c10d.group.WORLD is group:  # else the caller has ended it
-            end_group(None, abort=failure is not None and backend == "nccl")
+        if dist.group.WORLD is group:  # else the caller has ended it
+            c10d.end_group(None, abort=failure is not None and backend == "nccl")
 
     with teardown(end):
         yield group
 
 
-def end_group(group: ProcessGroup | None, *, abort: bool) -> None:
-    """End a group, or the world for ``None``; ``abort`` gives up its collectives instead of waiting for them."""
-    from torch.distributed import distributed_c10d as c10d
-
-    tag = c10d._world.pg_to_tag.get(group) if group else None
-    (c10d._abort_process_group if abort else c10d.destroy_process_group)(group)
-    if tag and not c10d._world.tags_to_pg.get(tag):
-        c10d._world.tags_to_pg.pop(tag, None)  # torch leaves an empty list for each group that has been
-
-
-def _adopt(settings: DistributedSettings, launch: LaunchSettings, device: torch.device) -> World:
-    from torch.distributed import distributed_c10d as c10d
+def _adopt(settings: DistributedSettings, launch: LaunchSettings, device: torch.device, agreement: Agreement) -> World:
+    from torch.distributed.distributed_c10d import PrefixStore, get_backend_config
 
     if _is_ours():
         what = "another runtime of this process is open, and its torch.distributed is not to be shared unseen"
         fix = "close it first, or initialise torch.distributed yourself: every runtime adopts that"
         raise ServiceError("The world cannot be joined:", [Problem("process_groups", what, fix=fix)])
-    backends = dict(part.split(":") for part in c10d.get_backend_config().split(","))
+    backends = dict(part.split(":") for part in get_backend_config().split(","))
     backend = backends.get(device.type)
     if problems := [*_differences(settings, launch, device, backend)]:
         raise ServiceError("An initialised torch.distributed does not fit the settings:", problems)
     if backend is None or backend == "fake":
         store = None
     else:
-        root = c10d.PrefixStore(f"runtime_di/{launch.world_size}", c10d._get_default_store())
-        store = c10d.PrefixStore(str(Meeting(root, launch, settings.timeout_s).hold()), root)
-    return World(c10d._get_default_group(), backend or "none", owned=False, store=store)
+        root = PrefixStore("runtime_di", c10d.world_store())
+        own = agreement.having({"effective backend": backend})
+        meeting = Meeting(store=root, launch=launch, timeout_s=settings.startup_timeout_s, agreement=own)
+        store = PrefixStore(str(meeting.hold()), root)
+    return World(c10d.world_group(), backend or "none", owned=False, store=store)
 
 
 def _differences(
@@ -191,9 +206,7 @@ def _differences(
 
 
 def _is_ours() -> bool:
-    from torch.distributed import distributed_c10d as c10d
-
     try:
-        return bool(c10d._get_default_store().check([_OURS]))
+        return bool(c10d.world_store().check([_OURS]))
     except RuntimeError:  # torch's FakeStore keeps no keys, and we never use it
         return False

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dependency_injector import containers, providers
 
 from runtime_di.errors import ServiceError
 from runtime_di.phases import Phase
 from runtime_di.settings import RuntimeSettings
+
+if TYPE_CHECKING:
+    from runtime_di.plan import Plan
 
 T = TypeVar("T")
 
@@ -55,6 +58,7 @@ def service(phase: Phase, factory: Callable[..., Any], /, *args: Any, **kwargs: 
 
 
 class RuntimeContainer(containers.DeclarativeContainer):
-    """Base of the containers that declare an entrypoint's services."""
+    """Base of the containers that declare an entrypoint's services; what opens is there for them to be built from."""
 
     settings: providers.Dependency[RuntimeSettings] = providers.Dependency(instance_of=RuntimeSettings)
+    plan: providers.Dependency[Plan] = providers.Dependency()

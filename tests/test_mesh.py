@@ -10,13 +10,13 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from open_groups import opened
 from runtime_di.launch import LaunchSettings
-from runtime_di.providers.mesh import open_mesh, open_shard_mesh
+from runtime_di.providers.mesh import open_expert_mesh, open_mesh, open_shard_mesh
 from runtime_di.providers.parallel import ParallelSettings
 from runtime_di.providers.rank_grid import KINDS
 from runtime_di.providers.world import DistributedSettings
@@ -95,7 +95,7 @@ def test_axes_are_the_groups(order: Any) -> None:
     launch = LaunchSettings(rank=13, world_size=16)
 
     with opened(parallel, DistributedSettings(backend="fake"), launch) as groups:
-        meshes = open_mesh(groups), open_shard_mesh(groups)
+        meshes = open_mesh(groups), open_shard_mesh(groups), open_expert_mesh(groups)
 
         for mesh in meshes:
             for axis in (kind for kind in KINDS if kind in (mesh.mesh_dim_names or ())):
@@ -110,3 +110,19 @@ def test_axes_are_the_groups(order: Any) -> None:
         }[order]
     )
     assert meshes[1].mesh_dim_names == ("pp", "dp_cp", "tp")
+    assert sorted(meshes[2].mesh_dim_names or ()) == ["edp", "ep", "etp", "pp"]
+
+
+def experts_on_their_mesh() -> tuple[list[int], list[int]]:
+    """Shard experts over ep; tell which ones this rank has, and which all ranks of its ep group have together."""
+    with opened(ParallelSettings(tensor=2, expert=4, expert_tensor=1)) as groups:
+        mesh = open_expert_mesh(groups)
+        experts = distribute_tensor(torch.arange(8), mesh["edp", "ep"], [Replicate(), Shard(0)])
+        return experts.to_local().tolist(), experts.full_tensor().tolist()
+
+
+def test_experts_are_sharded_on_the_expert_mesh() -> None:
+    """Experts sharded over ep lie on the ranks of each ep group in order, and are replicated over edp."""
+    expected = [[0, 1], [2, 3], [4, 5], [6, 7]] * 2
+
+    assert run_ranks(experts_on_their_mesh, 8) == [(held, [*range(8)]) for held in expected]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -156,16 +157,35 @@ def test_kinds_with_the_same_ranks_share_a_group() -> None:
         assert groups.group("tp_dp_cp") is dist.group.WORLD
 
 
-def test_one_timeout_reaches_every_group(mocker: MockerFixture) -> None:
-    """B6: the world and each group have the timeout of the settings."""
-    distributed = DistributedSettings(backend="fake", timeout_s=123)
+def timeouts_of_groups() -> tuple[set[float], set[float]]:
+    """Tell the timeouts that groups have after the opening, and after they were changed."""
+
+    def timeouts() -> set[float]:
+        return {
+            group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in c10d._world.pg_map
+        }
+
+    with opened(ParallelSettings(tensor=2), DistributedSettings(timeout_s=123, startup_timeout_s=30)) as groups:
+        first = timeouts()
+        groups.set_timeout(7)
+        return first, timeouts()
+
+
+def test_one_timeout_reaches_every_group() -> None:
+    """B6: the world and each group have the timeout of the settings once they are made, and another when it changes."""
+    assert run_ranks(timeouts_of_groups, 4) == [({123.0}, {7.0})] * 4
+
+
+def test_groups_are_made_within_the_startup_timeout(mocker: MockerFixture) -> None:
+    """While groups are made, a rank waits for others no longer than the timeout of the start."""
+    distributed = DistributedSettings(backend="fake", timeout_s=600, startup_timeout_s=12)
     new_group = mocker.spy(dist, "new_group")
-    init = mocker.spy(c10d, "init_process_group")
+    init = mocker.spy(dist, "init_process_group")
 
     with opened(ParallelSettings(tensor=2, pipeline=2), distributed, LaunchSettings(world_size=8)):
         timeouts = {call.args[1] for call in new_group.call_args_list} | {init.call_args.kwargs["timeout"]}
 
-    assert timeouts == {distributed.timeout}
+    assert timeouts == {timedelta(seconds=12)}
 
 
 def test_groups_are_ended_in_reverse_though_one_fails(mocker: MockerFixture) -> None:

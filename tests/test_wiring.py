@@ -114,5 +114,5 @@ def test_misspelt_markers_are_refused_wherever_they_stand() -> None:
         "plain in_annotation",
         "plain wire",
     ]
-    assert caught.value.problems[0].fix == "name one of settings, timers"
+    assert caught.value.problems[0].fix == "name one of settings, plan, timers"
     assert log == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from pydantic import ValidationError
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d as c10d
 
 from open_groups import opened
-from runtime_di.errors import AgreementError, Problem, ServiceError
+from runtime_di.errors import ServiceError
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers.parallel import ParallelSettings
 from runtime_di.providers.process_groups import KINDS, Kind
@@ -130,61 +129,6 @@ def test_a_failed_start_can_be_tried_again(mocker: MockerFixture) -> None:
 
     with opened():
         assert c10d._get_default_group().group_name == "0"
-
-
-def agree_or_not() -> tuple[list[str], str]:
-    asked = []
-
-    def agree(store: Store, backend: str) -> None:
-        asked.append(backend)
-        store.set(f"seen/{os.environ['RANK']}", "1")
-        store.wait(["seen/0", "seen/1"])
-        assert not dist.is_initialized()
-
-    def disagree(store: Store, backend: str) -> None:
-        agree(store, backend)
-        raise AgreementError("Ranks differ:", [Problem("tokenizer.path", "differs")])
-
-    with pytest.raises(AgreementError), opened(agree=disagree):
-        pass
-    with opened(agree=agree) as groups:
-        dist.barrier()
-        return asked, groups.backend
-
-
-def test_ranks_compare_before_the_world_is_made() -> None:
-    """What ranks must agree on is compared on the store of each opening; no world is made where they differ."""
-    assert run_ranks(agree_or_not, 2) == [(["gloo", "gloo"], "gloo")] * 2
-
-
-def agree_in_callers_world() -> list[str]:
-    asked = []
-
-    def agree(store: Store, backend: str) -> None:
-        assert store.add("seen", 1) <= 2
-        asked.append(backend)
-
-    dist.init_process_group("gloo")
-    for _ in range(2):
-        with opened(agree=agree):
-            dist.barrier()
-    dist.destroy_process_group()
-    return asked
-
-
-def test_ranks_compare_in_a_callers_world() -> None:
-    """In an adopted world ranks compare on its store, with keys of each opening's own."""
-    assert run_ranks(agree_in_callers_world, 2) == [["gloo", "gloo"]] * 2
-
-
-def test_a_fake_world_compares_nothing() -> None:
-    """One rank of a fake world has no other to agree with."""
-
-    def agree(store: Store, backend: str) -> None:
-        raise AssertionError(f"{store} {backend}")
-
-    with opened(None, FAKE, LaunchSettings(rank=1, world_size=2), agree=agree) as groups:
-        assert groups.world_size == 2
 
 
 def test_nccl_needs_a_gpu() -> None:

@@ -1,0 +1,263 @@
+"""Ranks agree before their world is made, or all of them are told what differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
+
+from runtime_di import AgreementError, Phase, RuntimeDIError, service
+from runtime_di.containers import TrainingContainer, TrainingRuntime, TrainingSettings
+from runtime_di.launch import LaunchSettings
+from runtime_di.providers.agreement import Agreement, Deviation, ranges
+from runtime_di.providers.meeting import Meeting
+from runtime_di.testing.ranks import run_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def open_probe(groups: object) -> str:
+    return f"probe of {type(groups).__name__}"
+
+
+class ProbedContainer(TrainingContainer):
+    probe = service(Phase.DISTRIBUTED, open_probe, TrainingContainer.process_groups)
+
+
+class ProbedRuntime(TrainingRuntime, container=ProbedContainer):
+    probe: str
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of all ranks.
+
+    Attributes:
+        argv: flags of every rank.
+        env: further variables, by rank.
+        probed: ranks whose program has one service more.
+        torch: versions, by rank.
+        away: ranks that do not come.
+    """
+
+    argv: Sequence[str] = ()
+    env: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    probed: Sequence[int] = ()
+    torch: Mapping[int, str] = field(default_factory=dict)
+    away: Sequence[int] = ()
+
+
+def start_in_turn(folder: str, starts: Sequence[Start], agent_port: int | None = None) -> list[tuple[str, float]]:
+    """Start a runtime each time that all ranks are ready to; tell how each start ended, and after how many seconds."""
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if agent_port:
+        os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", MASTER_PORT=str(agent_port))
+    ready, ended = FileStore(f"{folder}/ready", -1), []
+    for number, start in enumerate(starts):
+        ready.add(f"{number}", 1)
+        while ready.add(f"{number}", 0) < num_ranks:
+            time.sleep(0.01)
+        at = time.monotonic()
+        with (
+            mock.patch.dict(os.environ, start.env.get(rank, {})),
+            mock.patch.object(torch, "__version__", start.torch.get(rank, torch.__version__)),
+        ):
+            ended.append((start_once(start, rank), time.monotonic() - at))
+    return ended
+
+
+def start_once(start: Start, rank: int) -> str:
+    if rank in start.away:
+        return "away"
+    runtime = ProbedRuntime if rank in start.probed else TrainingRuntime
+    try:
+        with runtime.open(TrainingSettings.load(["--log.level", "ERROR", *STARTUP, *start.argv])) as opened:
+            opened.start()
+            dist.barrier()
+            return "started"
+    except RuntimeDIError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+STARTUP = ("--distributed.startup_timeout_s", "1.5")
+TENSOR = "RUNTIME_DI_PARALLEL__TENSOR"
+LATE_FIX = "    fix: see why those ranks are late or gone, or raise distributed.startup_timeout_s"
+SERVICES = ["device", "process_groups", "mesh", "checkpointer", "rng"]
+AWAY = "away"
+NCCL = "CapabilityError: This machine lacks what TrainingRuntime needs as set."
+
+
+def differ(*lines: str) -> str:
+    return "\n".join(["AgreementError: Ranks of one job must be started alike, and these differ:", *lines])
+
+
+def absent(who: str) -> str:
+    return f"  process_groups: {who} did not arrive within 1.5 s\n{LATE_FIX}"
+
+
+def plan(*names: str) -> str:
+    return json.dumps([*SERVICES[:4], *names, *SERVICES[4:]])
+
+
+STARTS: Mapping[str, tuple[Start, str]] = {
+    "a setting": (
+        Start(env={**{rank: {TENSOR: "2"} for rank in range(4)}, 2: {TENSOR: "4"}}),
+        differ(f"  parallel.tensor: 2 on ranks 0-1,3; 4 on rank 2 (from environment {TENSOR})"),
+    ),
+    "a setting of rank 0": (
+        Start(env={0: {"RUNTIME_DI_RNG__SEED": "4"}}),
+        differ("  rng.seed: 1234 on ranks 1-3; 4 on rank 0 (from environment RUNTIME_DI_RNG__SEED)"),
+    ),
+    "a world size": (
+        Start(env={2: {"WORLD_SIZE": "8"}}),
+        differ("  launch.world_size: 4 on ranks 0-1,3; 8 on rank 2 (from environment WORLD_SIZE)"),
+    ),
+    "the world size of rank 0": (
+        Start(env={0: {"WORLD_SIZE": "5"}}),
+        differ("  launch.world_size: 4 on ranks 1-3; 5 on rank 0 (from environment WORLD_SIZE)"),
+    ),
+    "a plan": (
+        Start(probed=[1]),
+        differ(f"  collective services: {plan()} on ranks 0,2-3; {plan('probe')} on rank 1"),
+    ),
+    "a version": (
+        Start(torch={0: "2.6.0", 3: "2.6.0", 1: "2.7.0", 2: "2.6.0"}),
+        differ("  version of torch: 2.6.0 on ranks 0,2-3; 2.7.0 on rank 1"),
+    ),
+    "a missing rank": (Start(away=[2]), "ServiceError: Ranks did not meet:\n" + absent("rank 2 of 4")),
+    "a rank that cannot start": (
+        Start(env={3: {"RUNTIME_DI_DISTRIBUTED__BACKEND": "nccl"}}),
+        "ServiceError: Ranks did not meet:\n" + absent("rank 3 of 4"),
+    ),
+    "a rank twice": (
+        Start(env={3: {"RANK": "1", "LOCAL_RANK": "1"}}),
+        differ("  launch.rank: rank 1 arrived twice: P and P", "    fix: give each process a rank of its own"),
+    ),
+    "a setting and a missing rank": (
+        Start(env={1: {TENSOR: "2"}}, away=[3]),
+        differ(f"  parallel.tensor: 1 on ranks 0,2; 2 on rank 1 (from environment {TENSOR})", absent("rank 3 of 4")),
+    ),
+    "nothing": (Start(), "started"),
+}
+
+
+@pytest.mark.parametrize("hosted", [True, False], ids=["rank 0 hosts the store", "an agent hosts the store"])
+def test_every_rank_is_told_what_differs(hosted: bool, tmp_path: Path) -> None:
+    """B46, B57: whatever a rank has otherwise, all that came raise one error that names it, soon, and can go on."""
+    agent = None if hosted else TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    starts: Sequence[Start] = [start for start, _ in STARTS.values()]
+
+    ended = run_ranks(start_in_turn, 4, str(tmp_path), starts, agent.port if agent else None, timeout_s=90)
+
+    told = {
+        name: {re.sub(r"\S+ process \d+", "P", ended[rank][place][0]) for rank in range(4)} - {AWAY}
+        for place, name in enumerate(STARTS)
+    }
+    told["a rank that cannot start"] = {text for text in told["a rank that cannot start"] if NCCL not in text}
+    assert told == {name: {expected} for name, (_, expected) in STARTS.items()}
+    assert max(seconds for of_rank in ended for _, seconds in of_rank) < 10
+
+
+def test_a_second_rank_0_is_told() -> None:
+    """Of two processes that are rank 0 on an agent's store, both are told, and those that wait for them."""
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    told = run_ranks(be_rank_0_or_2, 3, agent.port)
+
+    expected = f"{AgreementError.__name__}: launch.rank: rank 0 arrived twice"
+    assert [text.partition(": P")[0] for text in told] == [expected] * 3
+
+
+def be_rank_0_or_2(port: int) -> str:
+    """Meet as rank 0, but for the last process."""
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    rank = 2 if os.environ["RANK"] == "2" else 0
+    try:
+        Meeting(store=store, launch=LaunchSettings(rank=rank, world_size=3), timeout_s=10).hold()
+    except AgreementError as error:
+        return f"AgreementError: {error.problems[0].where}: " + re.sub(r"\S+ process \d+", "P", error.problems[0].what)
+    return "met"
+
+
+def test_agreement_is_constant_work() -> None:
+    """Ranks that agree read a digest and count themselves, whatever the world size; no rank reads what others have."""
+    store = HashStore()
+    agreement = Agreement({"parallel.tensor": 2})
+    settings = LaunchSettings(rank=1, world_size=2)
+    leader = threading.Thread(
+        target=Meeting(store=store, launch=LaunchSettings(world_size=2), timeout_s=10, agreement=agreement).hold
+    )
+    leader.start()
+    follower = HashStoreSpy(store)
+
+    Meeting(store=follower, launch=settings, timeout_s=10, agreement=agreement).hold()  # type: ignore[arg-type]
+    leader.join()
+
+    assert "1/fields" not in follower.read
+    assert {"opening", "1/digest", "1/verdict"} >= {*follower.read}
+
+
+class HashStoreSpy:
+    """Notes which keys are read."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.read = store, list[str]()
+
+    def get(self, key: str) -> Any:
+        self.read.append(key)
+        return self.store.get(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+def test_differences_are_told_with_who_and_whence() -> None:
+    """The most frequent value comes first; the others with where they come from; a lacking field is nothing."""
+    own = Agreement({"a": 2, "b": "x"}, {"a": "command line --a", "b": "default"}.get)
+    deviations: Mapping[int, Deviation] = {
+        6: {"a": ("4", "environment A")},
+        7: {"c": ("1", None)},
+        3: {"b": ("y", "file f")},
+    }
+
+    told = [str(problem) for problem in own.problems(deviations, [0, 3])]
+
+    assert told == [
+        "a: 2 on ranks 0,3,7; 4 on rank 6 (from environment A)",
+        "b: x on ranks 0,6-7; y on rank 3 (from file f)",
+        "c: nothing on ranks 0,3,6; 1 on rank 7",
+    ]
+
+
+def test_two_that_differ_are_both_told_whence() -> None:
+    """Where no value has most ranks, each is told with its source."""
+    own = Agreement({"a": 2}, {"a": "default"}.get)
+
+    told = [str(problem) for problem in own.problems({1: {"a": ("4", "command line --a")}}, [0])]
+
+    assert told == ["a: 2 on rank 0 (from default); 4 on rank 1 (from command line --a)"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([0, 1, 2, 3, 4, 5, 7], "0-5,7"),
+        ([3], "3"),
+        ([*range(0, 40, 2)], "0,2,4,6,8,10,12,14 and 12 more"),
+    ],
+)
+def test_ranks_are_told_in_runs(ranks: list[int], expected: str) -> None:
+    """Neighbours are drawn together, and of very many the first are told."""
+    assert ranges(ranks) == expected

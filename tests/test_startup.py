@@ -1,0 +1,185 @@
+"""What befalls the other ranks when one dies while they start, and how ranks start again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from open_groups import opened
+from runtime_di.containers import TrainingRuntime, TrainingSettings
+from runtime_di.providers.meeting import Meeting
+from runtime_di.providers.minutes import Minutes
+from runtime_di.providers.parallel import ParallelSettings
+from runtime_di.providers.rank_grid import KINDS
+from runtime_di.providers.world import DistributedSettings
+from runtime_di.testing.ranks import RanksError, run_ranks
+
+if TYPE_CHECKING:
+    from pytest_mock import MockerFixture
+
+NUM_RANKS = 4
+STARTUP_S = 1.0
+
+
+def die(*_args: Any, **_kwargs: Any) -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a killed process does not go on")
+
+
+def die_after_arriving(self: Minutes, key: str, more: int = 0, count: Callable[..., int] = Minutes.count) -> int:
+    counted = count(self, key, more)
+    return die() if key == "arrivals" and more else counted
+
+
+PHASES: Mapping[str, Any] = {
+    "before it arrives": mock.patch.object(Meeting, "hold", die),
+    "after it arrived": mock.patch.object(Minutes, "count", die_after_arriving),
+    "before it tells who came": mock.patch.object(Meeting, "_judge", die),
+    "before the world is made": mock.patch("torch.distributed.init_process_group", die),
+    "before groups are made": mock.patch("torch.distributed.new_group", die),
+}
+
+
+def start_and_die(folder: str, victim: int, phase: str) -> None:
+    """Start as an entrypoint would, all ranks at once; leave the exit status, seconds and error output in a file."""
+    ready = FileStore(f"{folder}/ready", -1)
+    ready.add("ready", 1)
+    while ready.add("ready", 0) < NUM_RANKS:
+        time.sleep(0.01)
+    start = time.monotonic()
+    if int(os.environ["RANK"]) == victim:
+        PHASES[phase].start()
+    with mock.patch("sys.stderr") as stderr:
+        try:
+            TrainingRuntime.main(
+                lambda runtime: runtime.start(),
+                ["--parallel.tensor", "2", "--distributed.startup_timeout_s", str(STARTUP_S), "--log.level", "ERROR"],
+            )
+        except SystemExit as left:
+            written = "".join(str(call.args[0]) for call in stderr.write.call_args_list)
+            ended = {"status": left.code, "seconds": time.monotonic() - start, "told": written}
+            Path(folder, os.environ["RANK"]).write_text(json.dumps(ended))
+
+
+NO_STORE = r"no store at 127\.0\.0\.1:\d+, which rank 0 is to host"
+NOT_BUILT = "Service 'process_groups' could not be built"
+
+
+@pytest.mark.parametrize(
+    ("victim", "phase", "told"),
+    [
+        (2, "before it arrives", "rank 2 of 4 did not arrive within 1 s"),
+        (2, "after it arrived", NOT_BUILT),
+        (0, "before it tells who came", NO_STORE),
+        (0, "before the world is made", f"{NO_STORE}|{NOT_BUILT}"),
+        (1, "before groups are made", NOT_BUILT),
+    ],
+)
+def test_others_end_when_one_is_killed(
+    victim: int, phase: str, told: str, tmp_path: Path, mocker: MockerFixture
+) -> None:
+    """Whenever in the start a rank is killed, all others end soon, non-zero, with an error that says what they miss."""
+    mocker.patch("runtime_di.testing.ranks._GRACE_S", 20)
+
+    with pytest.raises(RanksError) as failed:
+        run_ranks(start_and_die, NUM_RANKS, str(tmp_path), victim, phase)
+
+    ended = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(NUM_RANKS) if rank != victim]
+    assert set(failed.value.failures) == {victim}
+    assert [end["status"] for end in ended] == [1] * (NUM_RANKS - 1)
+    assert [end["told"] for end in ended if not re.search(told, end["told"])] == []
+    assert max(end["seconds"] for end in ended) < 10
+
+
+def fail_and_start_again(failing: int) -> list[str]:
+    """Open, have one rank fail in the body while the others wait for it, and open again in the same processes."""
+    rank, ended = int(os.environ["RANK"]), []
+    for attempt in range(2):
+        try:
+            with opened(ParallelSettings(tensor=2), DistributedSettings(timeout_s=2)) as groups:
+                if attempt == 0 and rank == failing:
+                    raise KeyError("loss")
+                total = torch.ones(1)
+                dist.all_reduce(total, group=groups.group("tp_dp_cp"))
+                ended.append(f"{int(total)} ranks")
+        except KeyError:
+            ended.append("failed")
+        except RuntimeError:
+            ended.append("lost a rank")
+    return ended
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_ranks_start_again_after_one_failed(failing: int) -> None:
+    """B22, B53: after an exception on one rank, the processes open again at once, though rank 0 hosts the store."""
+    ended = run_ranks(fail_and_start_again, 4, failing)
+
+    assert [first for first, _ in ended] == ["failed" if rank == failing else "lost a rank" for rank in range(4)]
+    assert [second for _, second in ended] == ["4 ranks"] * 4
+
+
+TORCHRUN_SCRIPT = """
+import os, signal
+import torch, torch.distributed as dist
+from runtime_di.containers import TrainingRuntime
+
+def body(runtime):
+    runtime.start()
+    if runtime.settings.launch.restart_count == 0 and runtime.settings.launch.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(f"restart {runtime.settings.launch.restart_count}: {int(total)} ranks", flush=True)
+
+TrainingRuntime.main(body, ["--log.level", "ERROR"])
+"""
+
+
+def test_torchrun_restarts_killed_workers(tmp_path: Path) -> None:
+    """B56: after a worker was killed, torchrun starts all again on its living store, and they meet."""
+    script = tmp_path / "train.py"
+    script.write_text(TORCHRUN_SCRIPT)
+    flags = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", "0", "--rdzv-backend", "c10d"]
+    command = [sys.executable, "-m", "torch.distributed.run", *flags, "--rdzv-endpoint", "127.0.0.1:0", str(script)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["restart 1: 2 ranks"] * 2
+
+
+@pytest.mark.parametrize("rank", [5, 1023])
+def test_a_laptop_can_be_one_rank_of_many(rank: int) -> None:
+    """B50, B60: services, sizes, seeds and groups on backend fake are those that this rank of such a job would have."""
+    launch = ["--launch.rank", str(rank), "--launch.world_size", "1024", "--distributed.backend", "fake"]
+    sizes = ["--parallel.tensor", "8", "--parallel.pipeline", "4", "--batch.global_size", "512"]
+    other = ["--rng.derivation", "megatron", "--log.level", "ERROR"]
+
+    with TrainingRuntime.open(TrainingSettings.load([*launch, *sizes, *other])) as runtime:
+        runtime.start()
+        groups, grid = runtime.process_groups, ParallelSettings(tensor=8, pipeline=4).grid(1024)
+
+        place = grid.coordinates(rank)
+
+        assert set(runtime.built) == set(runtime.plan().services) - set(runtime.disabled)
+        assert {kind: groups.ranks(kind) for kind in KINDS} == {kind: grid.group_of(rank, kind) for kind in KINDS}
+        assert all(groups.group(kind).size() == groups.size(kind) for kind in KINDS if groups.is_member(kind))
+        assert [*(runtime.mesh.get_coordinate() or ())] == [place[axis] for axis in grid.axes]
+        assert runtime.settings.data_parallel == groups.size("dp") == 32
+        assert runtime.microbatches.at(0).num_microbatches == 512 // 32
+        assert runtime.rng.base_seed == 1234 + 100 * place["pp"]
+        assert runtime.rng.model_parallel_seed == 1234 + 100 * place["pp"] + 2718 + place["tp"]
