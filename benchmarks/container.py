@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from timeit import Timer
 
@@ -28,7 +29,7 @@ def chain(num_services: int) -> type[Runtime]:
         before = list(declared.values())[-1]
         declared[f"s{number}"] = service(Phase.RUNTIME, lambda _before: Thing(), before)
     container = type("Chain", (RuntimeContainer,), dict(declared))
-    annotations = {name: Thing for name in declared} | {"settings": RuntimeSettings}
+    annotations = dict.fromkeys(declared, Thing) | {"settings": RuntimeSettings}
     return type("ChainRuntime", (Runtime,), {"__annotations__": annotations}, container=container)
 
 
@@ -91,7 +92,10 @@ def openings() -> None:
             with opened.open() as one:
                 one.start()
 
-        opened, started = seconds(lambda cls=runtime: cls.open().close()), seconds(whole)
+        def alone(opened: type[Runtime] = runtime) -> None:
+            opened.open().close()
+
+        opened, started = seconds(alone), seconds(whole)
         copied = seconds(library)
         per_service = started / num_services * 1e6
         print(f"{num_services:>8}{opened * 1e3:>10.2f}{started * 1e3:>10.2f}{per_service:>12.1f}{copied * 1e3:>17.2f}")
@@ -107,7 +111,7 @@ def imports() -> None:
         "import runtime_di.containers as c; c.TrainingRuntime.plan().check()",
         "import torch",
     ):
-        taken = seconds(lambda code=code: subprocess.run([sys.executable, "-c", code], check=True))
+        taken = seconds(partial(subprocess.run, [sys.executable, "-c", code], check=True))
         base = base or taken
         print(f"{code:<66}{taken:>6.2f}{taken / base:>8.2f}"[:90])
 

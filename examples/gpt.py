@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
-from gpt_settings import GPTSettings
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from gpt_settings import GPTSettings
 from runtime_di import Problem, SettingsError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries, keys and values, each (batch, heads, context, head width), to the values' mixture of the same shape."""
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Let each position attend to itself and to what precedes it."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def rotary_angles(context_length: int, head_width: int) -> Tensor:
@@ -47,15 +57,15 @@ class Block(nn.Module):
         self.up = nn.Linear(settings.width, 4 * settings.width, bias=False)
         self.down = nn.Linear(4 * settings.width, settings.width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend = causal) -> Tensor:
         """Add what attention and the MLP say to the stream (batch, context, width)."""
-        x = x + self._drop(self._attend(self._norm(x), cos, sin))
+        x = x + self._drop(self._attend(self._norm(x), cos, sin, attend))
         return x + self._drop(self.down(F.gelu(self.up(self._norm(x)))))
 
-    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, 3, self.head_width))  # (batch, context, heads here, 3, head width)
         q, k, v = heads.transpose(1, 2).unbind(dim=3)
-        mixed = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
+        mixed = attend(rotate(q, cos, sin), rotate(k, cos, sin), v)
         output: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return output
 
@@ -98,9 +108,13 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Score the token after each position."""
         length = tokens.size(1)
+        return self.score(tokens, self.cos[:length], self.sin[:length], [causal] * len(self.blocks))
+
+    def score(self, tokens: Tensor, cos: Tensor, sin: Tensor, attends: Iterable[Attend]) -> Tensor:
+        """The same for tokens at the positions of these angles, with the attention of each block given."""
         x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x, self.cos[:length], self.sin[:length])
+        for block, attend in zip(self.blocks, attends, strict=True):
+            x = block(x, cos, sin, attend)
         logits: Tensor = self.head(F.layer_norm(x, (self.settings.width,)))
         return logits
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from gpt import GPT, average_gradients, parallelize
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from gpt import GPT, average_gradients, parallelize
 
 if TYPE_CHECKING:
     from pretrain_gpt import PretrainRuntime
@@ -63,10 +64,10 @@ class Trainer:
         samples = self.runtime.corpus.batch(split, seed, batch.global_size, settings.model.context_length)
         mine = samples.chunk(groups.size("dp"))[groups.index("dp")].to(self.runtime.device)
         total = torch.zeros((), device=self.runtime.device)
-        for micro in mine.split(batch.micro_size):
+        for micro in torch.split(mine, batch.micro_size):
             loss = self.model.loss(micro[:, :-1], micro[:, 1:]) / batch.num_microbatches
             if torch.is_grad_enabled():
-                loss.backward()
+                torch.autograd.backward(loss)
             total += loss.detach() / groups.size("dp")
         if groups.size("dp") > 1:
             dist.all_reduce(total, group=groups.group("dp"))

@@ -42,11 +42,15 @@ def begin(root: Path, step: int) -> Path:
 
 def commit(partial: Path, snapshot: Snapshot) -> Path:
     """Turn a partial folder, whose other files are on stable storage, into the complete checkpoint of its step."""
-    complete = partial.with_name(folder_name(snapshot.step))
+    return publish(partial, partial.with_name(folder_name(snapshot.step)), snapshot)
+
+
+def publish(partial: Path, complete: Path, snapshot: Snapshot) -> Path:
+    """Give a folder its snapshot, and then the name under which it is read."""
     write_snapshot(partial, snapshot)
     sync(partial)
     partial.rename(complete)
-    sync(partial.parent)
+    sync(complete.parent)
     return complete
 
 

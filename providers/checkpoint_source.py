@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from runtime_di import fields
 from runtime_di.errors import SettingsError
 from runtime_di.providers.snapshot import CheckpointError, read_snapshot
-from runtime_di.sources import Layer, merge_layers
+from runtime_di.sources import Layer, default_layer, merge_layers
 
 if TYPE_CHECKING:
     from runtime_di.settings import RuntimeSettings
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 def checkpoint_layers(settings: type[RuntimeSettings], stronger: Sequence[Layer]) -> Iterable[Layer]:
     """The layer of the checkpoint in ``checkpoint.load``, if ``checkpoint.load_settings`` asks for it.
 
+    Either may be said by a ``stronger`` source, or by the default section of the class.
+
     Raises:
         SettingsError: the checkpoint cannot be read.
     """
-    section = merge_layers(stronger).get("checkpoint")
+    section = merge_layers([*stronger, default_layer(settings)]).get("checkpoint")
     asked = section if isinstance(section, Mapping) else {}
     if not asked.get("load") or not _is_true(asked.get("load_settings", False)):
         return []

@@ -8,17 +8,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from runtime_di.errors import Problem, ProblemsError
+
+if TYPE_CHECKING:
+    from runtime_di.providers.rank_grid import RankGrid
 
 FORMAT = 1
 """Version of a checkpoint's files; one that is read by other code than before gets the next number."""
 SNAPSHOT_FILE = "snapshot.json"
 _COMPLETE = re.compile(r"step-(\d{8,})")
 _PARTIAL = re.compile(r"step-\d{8,}\.tmp-\w+")
+_AXES = ("tp", "pp", "cp", "ep", "etp", "order")
+Layout = tuple[int, Mapping[str, Any]]
+"""Ranks of a world, and how they are laid out, by axis."""
 
 
 class CheckpointError(ProblemsError):
@@ -46,7 +52,7 @@ class Snapshot:
     format: PositiveInt = FORMAT
 
     @property
-    def layout(self) -> tuple[int, Mapping[str, Any]]:
+    def layout(self) -> Layout:
         """What is equal for two runs in which a rank of one has the part of the same rank of the other."""
         return self.world_size, self.parallel
 
@@ -66,6 +72,11 @@ class ReadableCheckpoint:
         if find_checkpoint(self.path) or (self.unless and latest_complete(self.unless)):
             return None
         return f"no complete checkpoint in {self.path}", "name a checkpoint, or a folder of checkpoints"
+
+
+def layout_of(grid: RankGrid) -> dict[str, Any]:
+    """How a grid's ranks are laid out, by axis."""
+    return {axis: getattr(grid, axis) for axis in _AXES}
 
 
 def folder_name(step: int) -> str:

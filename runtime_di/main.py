@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ from runtime_di.errors import CapabilityError, ProblemsError, ServiceError, Sett
 
 if TYPE_CHECKING:
     from runtime_di.runtime import Runtime
+
+_log = logging.getLogger("runtime_di")
 
 R = TypeVar("R", bound="Runtime")
 
@@ -63,6 +66,7 @@ def _leave(status: int) -> NoReturn:
 def _stopping_on(signum: signal.Signals) -> Iterator[None]:
     """Turn a signal into an exception while the block runs; a handler that was there is put back."""
     if threading.current_thread() is not threading.main_thread():
+        _log.warning("%s is not handled: Python lets the main thread alone handle signals", signum.name)
         yield
         return
 

@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
+
+from runtime_di import Runtime
 
 PROGRAM = """
 import os, signal, sys
@@ -184,3 +187,23 @@ def test_handler_of_the_caller_is_put_back(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
 
     assert done.stdout == "body\nteardown None\n0 True\nnever reached\n"
+
+
+def test_off_the_main_thread_one_warning_tells_that_signals_are_not_handled(caplog: pytest.LogCaptureFixture) -> None:
+    """Opened in another thread, main runs as usual, and says once that it handles no signal."""
+    left: list[object] = []
+
+    def run() -> None:
+        try:
+            Runtime.main(lambda runtime: left.append(runtime.built), [])
+        except SystemExit as status:
+            left.append(status.code)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+    assert left == [(), 0]
+    assert [record.getMessage() for record in caplog.records] == [
+        "SIGTERM is not handled: Python lets the main thread alone handle signals"
+    ]

@@ -1,0 +1,83 @@
+"""The checkpoint converter: one process on the CPU, without tokenizer, torch.distributed, seeds and writers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from runtime_di.errors import Problem
+from runtime_di.phases import Phase
+from runtime_di.providers.checkpoint_loader import LoadSettings
+from runtime_di.providers.checkpoint_source import checkpoint_layers
+from runtime_di.providers.converter import ConversionSettings, Converter, open_converter, tokenizer_files
+from runtime_di.providers.log import LogSettings, open_log
+from runtime_di.providers.tokenizer_settings import TokenizerSettings
+from runtime_di.providers.vocabulary import Vocabulary, VocabularySettings, resolve_vocabulary
+from runtime_di.runtime import Runtime
+from runtime_di.section import Mark
+from runtime_di.services import RuntimeContainer, service
+from runtime_di.settings import RuntimeSettings
+from runtime_di.sources import Layer
+
+
+class ConverterSettings(RuntimeSettings):
+    """Settings of a conversion."""
+
+    checkpoint: Annotated[LoadSettings, Mark.NOT_PORTABLE] = LoadSettings()
+    """The checkpoint that is converted."""
+    conversion: Annotated[ConversionSettings, Mark.NOT_PORTABLE] = ConversionSettings()
+    """What it becomes."""
+    vocabulary: VocabularySettings = VocabularySettings()
+    """Rows of the embedding, if not those of the checkpoint."""
+    tokenizer: TokenizerSettings | None = None
+    """The tokenizer whose files are copied beside the result; it is never opened."""
+    log: Annotated[LogSettings, Mark.NOT_PORTABLE] = LogSettings()
+    """The log on standard error."""
+
+    @property
+    def tokenizer_files(self) -> list[Path]:
+        """Files of the tokenizer, as this machine sees the disk now."""
+        return tokenizer_files(self.tokenizer)
+
+    def rules(self) -> Iterable[Problem]:
+        if self.launch.world_size > 1:
+            yield Problem("launch.world_size", "a conversion is one process", fix="start it without torchrun")
+
+    @classmethod
+    def checkpoint_layers(cls, stronger: Sequence[Layer]) -> Iterable[Layer]:
+        return checkpoint_layers(cls, stronger)
+
+
+class ConverterContainer(RuntimeContainer):
+    """Services of a conversion."""
+
+    settings = RuntimeContainer.settings
+    vocabulary = service(
+        Phase.VOCABULARY,
+        resolve_vocabulary,
+        settings.provided.vocabulary,
+        settings.provided.conversion.tensor,
+        settings.provided.checkpoint.start,
+        tokenizer=None,
+    )
+    log = service(Phase.RUNTIME, open_log, settings.provided.log, settings.provided.launch, vocabulary)
+    converter = service(
+        Phase.RUNTIME,
+        open_converter,
+        settings.provided.checkpoint.load,
+        settings.provided.conversion.folder,
+        settings.provided.conversion,
+        vocabulary,
+        settings.provided.tokenizer_files,
+    )
+
+
+class ConverterRuntime(Runtime, container=ConverterContainer):
+    """What a conversion holds."""
+
+    settings: ConverterSettings
+    vocabulary: Vocabulary
+    log: logging.Logger
+    converter: Converter

@@ -1,0 +1,95 @@
+"""Rewrites a checkpoint: for another tensor-parallel size, or as one file of weights with the tokenizer beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pydantic import PositiveInt
+
+from runtime_di.capabilities import WritableFolder
+from runtime_di.providers.tokenizer_hugging_face import SIDE_FILES
+from runtime_di.providers.tokenizer_settings import FileTokenizerSettings, TokenizerSettings
+from runtime_di.section import Section
+
+if TYPE_CHECKING:
+    from runtime_di.capabilities import Requirement
+    from runtime_di.launch import LaunchSettings
+    from runtime_di.providers.vocabulary import Vocabulary
+
+
+class ConversionSettings(Section):
+    """What a checkpoint becomes."""
+
+    folder: Path | None = None
+    """The checkpoint to make; nothing may be there yet."""
+    tensor: PositiveInt = 1
+    """Tensor-parallel size that the vocabulary's rows are padded for."""
+    single_file: bool = False
+    """Keep the model's weights alone, by their own names in one model.safetensors; optimizer and random state go."""
+    model: str = "trainer.model."
+    """How the paths of the model's weights begin."""
+    vocabulary_rows: tuple[str, ...] = ("*.embedding.weight*", "*.head.weight*")
+    """Patterns of the paths of tensors with a row for each token, the optimizer's state for them included."""
+
+    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:  # noqa: ARG002 - ranks alike
+        if self.folder is not None:
+            yield NothingThere("folder", self.folder)
+            yield WritableFolder("folder", self.folder.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class NothingThere:
+    """A path at which nothing is, so that nothing is overwritten."""
+
+    field: str
+    path: Path
+
+    def lacking(self) -> tuple[str, str] | None:
+        """Tell what is there."""
+        if not self.path.exists() and not self.path.is_symlink():
+            return None
+        return f"there is something at {self.path} already, and nothing is overwritten", "give the path of a new folder"
+
+
+class Converter(Protocol):
+    """Rewrites the checkpoint that it was opened for."""
+
+    def convert(self) -> Path:
+        """Write the new checkpoint, complete or not at all, and return its folder; the old one stays as it is.
+
+        Tensors with a row for each token get the rows of `Vocabulary.padded_size`: those beyond are cut, and added
+        ones repeat the last row if no token has it, else are zero. What is cut and could not be made again is kept
+        aside in the new checkpoint, and comes back when that is converted back.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be read, does not fit its own vocabulary, or something is there.
+        """
+        ...
+
+
+def open_converter(
+    load: Path, folder: Path, settings: ConversionSettings, vocabulary: Vocabulary | None, tokenizer_files: list[Path]
+) -> Converter:
+    """Make the converter; nothing is read or written yet.
+
+    Args:
+        load: a checkpoint, or a folder of checkpoints, of which the latest is taken.
+        folder: the checkpoint to make.
+        settings: what it becomes.
+        vocabulary: the rows that it gets; without one, rows stay as they are.
+        tokenizer_files: copied into it.
+    """
+    from runtime_di.providers.folder_converter import FolderConverter
+
+    return FolderConverter(load, folder, settings, vocabulary, tokenizer_files)
+
+
+def tokenizer_files(settings: TokenizerSettings | None) -> list[Path]:
+    """The files that a tokenizer is opened from, as this machine sees the disk now."""
+    if isinstance(settings, FileTokenizerSettings):
+        sides = [settings.file.parent / name for name in SIDE_FILES]
+        return [settings.file, *(side for side in sides if side.exists())]
+    return [value for value in dict(settings or {}).values() if isinstance(value, Path)]

@@ -1,0 +1,176 @@
+"""A converter of checkpoints in folders; imports torch, so it is imported when opened."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from runtime_di.errors import Problem
+from runtime_di.providers.checkpoint_folder import publish, sync
+from runtime_di.providers.checkpoint_index import Entry, Index, Piece, read_index, write_index
+from runtime_di.providers.checkpoint_ranks import Ranks
+from runtime_di.providers.checkpoint_storage import TensorReader
+from runtime_di.providers.checkpoint_values import write_values
+from runtime_di.providers.folder_loader import failures_told
+from runtime_di.providers.snapshot import CheckpointError, Snapshot, find_checkpoint, read_snapshot
+
+if TYPE_CHECKING:
+    from runtime_di.providers.converter import ConversionSettings
+    from runtime_di.providers.vocabulary import Vocabulary
+
+_HEADING = "The checkpoint was not converted; nothing was written."
+_CUT = ".cut_rows"
+_FILE_BYTES = 2**30
+Tensors = Iterator[tuple[str, torch.Tensor]]
+
+
+class FolderConverter:
+    """A `Converter` that holds about one file's tensors in memory at a time."""
+
+    def __init__(
+        self,
+        load: Path,
+        folder: Path,
+        settings: ConversionSettings,
+        vocabulary: Vocabulary | None,
+        tokenizer_files: list[Path],
+    ) -> None:
+        self._load, self._folder, self._settings = load, folder, settings
+        self._vocabulary, self._tokenizer_files = vocabulary, tokenizer_files
+
+    def convert(self) -> Path:
+        """Do what `Converter.convert` says."""
+        snapshot, source = read_snapshot(self._load), find_checkpoint(self._load) or self._load
+        index = read_index(source)
+        if problems := [*self._problems(index, snapshot)]:
+            raise CheckpointError(_HEADING, problems)
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=self._folder.parent, prefix=f".{self._folder.name}-") as scratch:
+            partial = Path(scratch, self._folder.name)
+            partial.mkdir()
+            write_index(partial, self._write_tensors(partial, self._converted(source, index)))
+            self._write_values(partial, source)
+            for file in self._tokenizer_files:
+                _copy(file, partial)
+            return publish(partial, self._folder, self._told(snapshot))
+
+    def _problems(self, index: Index, snapshot: Snapshot) -> Iterator[Problem]:
+        if self._folder.exists():
+            yield Problem("conversion.folder", f"there is something at {self._folder}", fix="name a new folder")
+        for file in self._tokenizer_files:
+            if not file.is_file():
+                yield Problem("tokenizer", f"no such file: {file}", fix="name the tokenizer's files, or set it to null")
+        if self._settings.single_file and not any(path.startswith(self._settings.model) for path in index):
+            what = f"no tensor of the checkpoint begins with {self._settings.model!r}"
+            yield Problem("conversion.model", what, fix=f"give what the model's begin with, as {next(iter(index))}")
+        num_rows = (snapshot.vocabulary or {}).get("padded_size")
+        for path in filter(self._has_vocabulary_rows, index):
+            if index[path].size and index[path].size[0] != num_rows:
+                what = f"{path} has {index[path].size[0]} rows, and the checkpoint's vocabulary {num_rows}"
+                fix = "give the patterns of the tensors with a row for each token"
+                yield Problem("conversion.vocabulary_rows", what, fix=fix)
+
+    def _has_vocabulary_rows(self, path: str) -> bool:
+        named = any(fnmatch(path, pattern) for pattern in self._settings.vocabulary_rows)
+        return named and not path.endswith(_CUT) and self._vocabulary is not None
+
+    def _converted(self, source: Path, index: Index) -> Tensors:
+        for path, entry in index.items():
+            if path.endswith(_CUT) and self._has_vocabulary_rows(path.removesuffix(_CUT)):
+                continue  # read with the rows that it was cut from
+            if self._settings.single_file and not path.startswith(self._settings.model):
+                continue
+            tensor = _read(source, path, entry)
+            if self._vocabulary is None or not tensor.dim() or not self._has_vocabulary_rows(path):
+                yield path, tensor
+                continue
+            cut = path + _CUT
+            kept = [tensor, _read(source, cut, index[cut])] if cut in index else [tensor]
+            yield from self._repadded(path, torch.cat(kept), self._vocabulary)
+
+    def _repadded(self, path: str, rows: torch.Tensor, vocabulary: Vocabulary) -> Tensors:
+        size, num_rows = vocabulary.size, vocabulary.padded_size
+        padded = _padded(rows, size, num_rows)
+        yield path, padded
+        if len(rows) > num_rows and not self._settings.single_file:
+            again = _padded(padded, size, len(rows))
+            if not torch.equal(again.view(torch.uint8), rows.view(torch.uint8)):
+                yield path + _CUT, rows[num_rows:]
+
+    def _write_tensors(self, folder: Path, tensors: Tensors) -> Index:
+        index: Index = {}
+        for number, batch in enumerate([dict(tensors)] if self._settings.single_file else _batches(tensors)):
+            file = "model.safetensors" if self._settings.single_file else f"tensors-00000-{number:05d}.safetensors"
+            names = {path: self._name(path) for path in batch}
+            save_file({names[path]: batch[path].contiguous() for path in batch}, folder / file, {"format": "pt"})
+            sync(folder / file)
+            for path, tensor in batch.items():
+                size = list(tensor.shape)
+                piece = Piece([0] * len(size), size, file, names[path])
+                index[path] = Entry(str(tensor.dtype).removeprefix("torch."), size, [piece])
+        return index
+
+    def _name(self, path: str) -> str:
+        return path.removeprefix(self._settings.model) if self._settings.single_file else path
+
+    def _write_values(self, folder: Path, source: Path) -> None:
+        """Each rank's values as they are; of the weights alone there are none."""
+        if self._settings.single_file:
+            write_values(folder, 0, {})
+            return
+        for file in source.glob("values-*.json"):
+            _copy(file, folder)
+
+    def _told(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot of the new checkpoint, which still tells how the ranks that wrote the old one were laid out."""
+        if self._settings.single_file:
+            snapshot = replace(snapshot, world_size=1)
+        if self._vocabulary is None or snapshot.vocabulary is None:
+            return snapshot
+        old, new = snapshot.vocabulary, self._vocabulary
+        dummy_rows = old.get("dummy_rows", 0) + new.padded_size - old["padded_size"]
+        sizes = {"size": new.size, "padded_size": new.padded_size, "tensor_parallel": new.tensor_parallel}
+        return replace(snapshot, vocabulary={**old, **sizes, "dummy_rows": dummy_rows})
+
+
+def _padded(rows: torch.Tensor, num_tokens: int, num_rows: int) -> torch.Tensor:
+    """Cut rows off, or add some: like the last one if no token has it, since training has made that one improbable."""
+    missing = num_rows - len(rows)
+    if missing <= 0:
+        return rows[:num_rows]
+    like = rows[-1:] if len(rows) > num_tokens else torch.zeros_like(rows[-1:])
+    return torch.cat([rows, like.expand(missing, *rows.shape[1:])])
+
+
+def _read(folder: Path, path: str, entry: Entry) -> torch.Tensor:
+    tensor = torch.empty(entry.size, dtype=getattr(torch, entry.dtype))
+    reader, planner = TensorReader(folder, {path: entry}), DefaultLoadPlanner(flatten_state_dict=False)
+    with failures_told(Ranks(0, 1), _HEADING):
+        load({path: tensor}, storage_reader=reader, planner=planner, no_dist=True)
+    return tensor
+
+
+def _batches(tensors: Tensors) -> Iterator[dict[str, torch.Tensor]]:
+    batch: dict[str, torch.Tensor] = {}
+    for path, tensor in tensors:
+        if batch and sum(held.nbytes for held in batch.values()) + tensor.nbytes > _FILE_BYTES:
+            yield batch
+            batch = {}
+        batch[path] = tensor
+    if batch:
+        yield batch
+
+
+def _copy(file: Path, folder: Path) -> None:
+    shutil.copyfile(file, folder / file.name)
+    sync(folder / file.name)

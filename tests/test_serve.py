@@ -1,0 +1,372 @@
+"""The serving example: the tokens of the model, over prompts and HTTP, on one rank and on several."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from generator import Generator
+from gpt_generate import Batch
+from http_endpoint import open_endpoint
+from runtime_di import CapabilityError, ServiceError, SettingsError
+from runtime_di.containers import ConverterRuntime, ConverterSettings
+from runtime_di.launch import LaunchSettings
+from runtime_di.providers.tokenizer import ByteTokenizer
+from runtime_di.testing import run_ranks
+from sampling import SamplingSettings
+from serve import ServeRuntime, ServeSettings, generating, serve
+from tiny_checkpoint import NUM_TOKENS, Tiny, make_tiny
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def load(tiny: Tiny, *flags: str) -> ServeSettings:
+    return ServeSettings.load(["--checkpoint.load", str(tiny.checkpoints), *flags])
+
+
+def texts(runtime: ServeRuntime, prompts: list[str], **sampling: Any) -> list[str]:
+    with generating(runtime) as generator:
+        answers = [generator.submit(prompt, SamplingSettings(**sampling)) for prompt in prompts]
+        return [answer.result().text for answer in answers]
+
+
+# The model
+
+
+def test_settings_are_the_checkpoints_own(tiny: Tiny) -> None:
+    """Shape and tokenizer come from the checkpoint, by the script's own default; flags are stronger."""
+    settings = load(tiny, "--sampling.max_tokens", "3")
+
+    assert (settings.model.num_layers, settings.model.width) == (1, 32)
+    assert str(settings.explain("model.width")).startswith(f"model.width = 32 (from checkpoint {tiny.checkpoints})")
+    assert settings.explain("tokenizer.path").value == str(tiny.corpus)
+    assert load(tiny, "--no-checkpoint.load_settings").model.width == 128
+
+
+def test_tokens_are_those_of_the_whole_model(tiny: Tiny) -> None:
+    """With cached keys and values, each token is the likeliest one by the model over the whole text."""
+    with ServeRuntime.open(load(tiny, "--cache.sequences", "2")) as runtime:
+        tokens = runtime.tokenizer.encode("import os")
+        (text,) = texts(runtime, ["import os"], max_tokens=8)
+        model = runtime.decoder.model
+        with torch.no_grad():
+            for _ in range(8):
+                tokens.append(int(model(torch.tensor([tokens]))[0, -1, :NUM_TOKENS].argmax()))
+
+        assert text == runtime.tokenizer.decode(tokens[-8:])
+
+
+def test_scores_of_a_batch_are_those_of_each_alone(tiny: Tiny) -> None:
+    """Sequences of other lengths in a batch, and what the cache held before, change no score beyond rounding."""
+    texts = [[5], [7, 8, 9, 10], [11, 12]]
+    with ServeRuntime.open(load(tiny)) as runtime:
+        decoder = runtime.decoder
+        decoder.next_logits(Batch([0, 1, 2], [0, 0, 0], [[1] * 9] * 3))
+
+        first = decoder.next_logits(Batch([2, 0, 1], [0, 0, 0], texts))
+        second = decoder.next_logits(Batch([0, 1], [4, 2], [[3], [4]]))
+
+        with torch.no_grad():
+            alone = [decoder.model(torch.tensor([text]))[0, -1, :NUM_TOKENS] for text in texts]
+            after = [
+                decoder.model(torch.tensor([[*text, new]]))[0, -1, :NUM_TOKENS]
+                for text, new in ((texts[1], 3), (texts[2], 4))
+            ]
+    torch.testing.assert_close(first, torch.stack(alone))
+    torch.testing.assert_close(second, torch.stack(after))
+
+
+def test_company_does_not_change_an_answer(tiny: Tiny) -> None:
+    """Requests of any length that share the cache, more than it has places, get the answers they get alone."""
+    prompts = ["a", "import os, sys", "", "def f(x):", "class A", "return x + 1"]
+    with ServeRuntime.open(load(tiny, "--cache.sequences", "2")) as runtime:
+        together = texts(runtime, prompts, max_tokens=5, temperature=1.0, seed=3)
+
+        alone = [texts(runtime, [prompt], max_tokens=5, temperature=1.0, seed=3)[0] for prompt in prompts]
+
+    assert together == alone
+
+
+def test_answer_ends_where_the_cache_does(tiny: Tiny) -> None:
+    """The text is as long as cache and model have room for; a prompt that fills it is refused."""
+    with ServeRuntime.open(load(tiny, "--cache.length", "12")) as runtime, generating(runtime) as generator:
+        prompt = "import os"
+        num_tokens = len(runtime.tokenizer.encode(prompt))
+        answer = generator.submit(prompt, SamplingSettings(max_tokens=99)).result()
+
+        assert (answer.num_tokens, answer.ended) == (13 - num_tokens, False)
+        with pytest.raises(ValueError, match="a sequence at most 12"):
+            generator.submit(prompt * 9, SamplingSettings())
+
+
+def served(flags: list[str], prompts: list[str]) -> str:
+    """On one of several ranks: what it prints for these prompts."""
+    import io
+    from contextlib import redirect_stdout
+
+    sys.stdin = io.StringIO("\n".join(prompts))
+    with redirect_stdout(io.StringIO()) as out, ServeRuntime.open(ServeSettings.load(flags)) as runtime:
+        serve(runtime)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("ranks", "tensor"), [(2, 1), (2, 2)], ids=["replicas", "tensor-parallel"])
+def test_ranks_print_what_one_prints(tiny: Tiny, ranks: int, tensor: int, tmp_path: Path) -> None:
+    """Replicas share the prompts, and ranks each token of a converted checkpoint; rank 0 prints all in order."""
+    prompts = ["import os", "def f(x):", "class A"]
+    flags = ["--checkpoint.load", str(tiny.checkpoints), "--sampling.max_tokens", "4"]
+    conversion = {"folder": tmp_path / "converted", "tensor": tensor}
+    with ConverterRuntime.open(
+        ConverterSettings(checkpoint={"load": tiny.checkpoints}, conversion=conversion)
+    ) as converter:
+        shared = converter.converter.convert()
+    load_for = ["--checkpoint.load", str(shared), *flags[2:], "--parallel.tensor", str(tensor)]
+    (alone,) = run_ranks(served, 1, flags, prompts)
+
+    printed = run_ranks(served, ranks, load_for, prompts)
+
+    assert printed == [alone, *[""] * (ranks - 1)]
+    assert [line for line in prompts if line not in alone] == []
+
+
+# The queue
+
+
+class SlowDecoder:
+    """Stands for a model: the next token is one more than the last."""
+
+    def __init__(self, fails_after: int = 10**9) -> None:
+        self.sequences, self.length = 2, 64
+        self.batches: list[Batch] = []
+        self.go, self.fails_after, self.dismissed = threading.Event(), fails_after, False
+
+    def next_logits(self, batch: Batch) -> torch.Tensor:
+        assert self.go.wait(30)
+        self.batches.append(batch)
+        if len(self.batches) > self.fails_after:
+            raise ArithmeticError("the model broke")
+        return torch.nn.functional.one_hot(torch.tensor([tokens[-1] + 1 for tokens in batch.tokens]), 258).float()
+
+    def keep_alive(self) -> None:
+        pass
+
+    def dismiss(self) -> None:
+        self.dismissed = True
+
+
+def generator_of(decoder: Any) -> Generator:
+    return Generator(decoder, ByteTokenizer(), idle_s=0.01)
+
+
+def test_requests_join_the_running_batch() -> None:
+    """A request that comes while others run is worked on with them as soon as there is a place."""
+    decoder = SlowDecoder()
+
+    with generator_of(decoder) as generator:
+        asked = [generator.submit(text, SamplingSettings(max_tokens=3)) for text in ("a", "A", "0")]
+        decoder.go.set()
+        answers = [future.result(30).text for future in asked]
+
+    assert answers == ["bcd", "BCD", "123"]
+    assert max(len(batch.places) for batch in decoder.batches) == 2
+    assert decoder.dismissed
+
+
+def test_leaving_finishes_what_waits() -> None:
+    """The end of the block comes when every request is answered; afterwards none is taken."""
+    decoder = SlowDecoder()
+    with generator_of(decoder) as generator:
+        asked = [generator.submit(text, SamplingSettings(max_tokens=2)) for text in "aaaaa"]
+        decoder.go.set()
+
+    assert [future.result(0).text for future in asked] == ["bc"] * 5
+    with pytest.raises(RuntimeError, match="answers no more"):
+        generator.submit("a", SamplingSettings())
+
+
+def test_leaving_by_an_error_finishes_what_runs() -> None:
+    """Requests that have a place are answered, and those that wait are cancelled."""
+    decoder = SlowDecoder()
+
+    with pytest.raises(KeyError), generator_of(decoder) as generator:
+        asked = [generator.submit("a", SamplingSettings(max_tokens=2)) for _ in range(4)]
+        while generator.load[0] < 2:
+            time.sleep(0.001)
+        threading.Timer(0.05, decoder.go.set).start()
+        raise KeyError
+
+    assert sorted(future.cancelled() for future in asked) == [False, False, True, True]
+
+
+def test_broken_model_is_told_to_everybody() -> None:
+    """What the model raises reaches every request and the block; followers are let go."""
+    decoder = SlowDecoder(fails_after=2)
+
+    with pytest.raises(ArithmeticError), generator_of(decoder) as generator:
+        asked = [generator.submit("a", SamplingSettings(max_tokens=9)) for _ in range(3)]
+        decoder.go.set()
+        errors = [error_of(future) for future in asked]
+
+    assert sorted(errors) == ["ArithmeticError", "ArithmeticError", "CancelledError"]
+    assert decoder.dismissed
+
+
+def error_of(future: Future[Any]) -> str:
+    try:
+        return type(future.exception(30)).__name__
+    except CancelledError:
+        return "CancelledError"
+
+
+# HTTP
+
+
+@contextmanager
+def server(tiny: Tiny, *flags: str, ranks: int = 1) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The example as a user starts it, and its address."""
+    port = free_port()
+    script = [str(EXAMPLES / "serve.py"), "--checkpoint.load", str(tiny.checkpoints), "--http.port", str(port), *flags]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
+    process = subprocess.Popen(
+        [sys.executable, *(torchrun if ranks > 1 else []), *script],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def ask(url: str, body: Any = None) -> tuple[int, Any]:
+    """Status and JSON of an answer; the server may still be loading its model."""
+    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    for _ in range(600):
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+        except urllib.error.URLError:
+            time.sleep(0.1)
+    raise TimeoutError(url)
+
+
+@pytest.mark.timeout(240)
+def test_endpoint_answers_and_ends_cleanly(tiny: Tiny) -> None:
+    """Health, answers and mistakes over HTTP; at SIGTERM what is in flight is answered before the process ends."""
+    with server(tiny) as (process, url), ThreadPoolExecutor(12) as pool:
+        health = ask(f"{url}/health")
+        answer = ask(f"{url}/generate", {"prompt": "import os", "max_tokens": 3})
+        wrong = [ask(f"{url}/generate", body)[0] for body in (b"{", [1], {}, {"prompt": "a", "temperature": -1})]
+        full = ask(f"{url}/generate", {"prompt": "import os" * 99})
+        asked = [pool.submit(ask, f"{url}/generate", {"prompt": "x", "max_tokens": 25}) for _ in range(12)]
+        while sum(ask(f"{url}/health")[1][key] for key in ("running", "waiting")) < 1 and not all(
+            future.done() for future in asked
+        ):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGTERM)
+        statuses = [future.result()[0] for future in asked]
+        status = process.wait(60)
+
+    assert health == (200, {"status": "ok", "running": 0, "waiting": 0})
+    assert (answer[0], answer[1]["num_tokens"]) == (200, 3)
+    assert wrong == [422] * 4
+    assert full[1] == {"error": full[1]["error"]}
+    assert "a sequence at most 32" in full[1]["error"]
+    assert statuses == [200] * 12
+    assert status == 128 + signal.SIGTERM
+
+
+@pytest.mark.timeout(240)
+def test_tensor_parallel_endpoint_ends_cleanly(tiny: Tiny) -> None:
+    """Under torchrun every rank gets SIGTERM, and the one that follows stays until the leader has answered."""
+    flags = ["--parallel.tensor", "2", "--vocabulary.padded_size", "384"]
+    with server(tiny, *flags, ranks=2) as (process, url), ThreadPoolExecutor(2) as pool:
+        ask(f"{url}/health")
+        asked = [pool.submit(ask, f"{url}/generate", {"prompt": "x", "max_tokens": 20}) for _ in range(2)]
+        while sum(ask(f"{url}/health")[1][key] for key in ("running", "waiting")) < 2 and not any(
+            future.done() for future in asked
+        ):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGTERM)
+        statuses = [future.result()[0] for future in asked]
+        _, stderr = process.communicate(timeout=90)
+
+    assert statuses == [200] * 2
+    assert "Traceback" not in "".join(line for line in stderr.splitlines() if line.startswith("[rank"))
+    assert "forcefully exiting" not in stderr
+
+
+def test_port_in_use_is_told() -> None:
+    """A port that is taken gives an error with the setting, before any model is loaded."""
+    from http_endpoint import HttpSettings
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        opened = open_endpoint(HttpSettings(port=taken.getsockname()[1]), LaunchSettings(), 1)
+
+        with pytest.raises(ServiceError, match=r"http\.port: cannot listen at 127\.0\.0\.1:"):
+            next(opened)
+
+
+def test_only_leaders_listen() -> None:
+    """The first rank of each replica listens, each at a port of its own; other ranks open no socket."""
+    from http_endpoint import HttpSettings
+
+    def endpoint(rank: int) -> Any:
+        return next(open_endpoint(HttpSettings(port=0), LaunchSettings(rank=rank, world_size=4), 2))
+
+    assert [endpoint(rank) is None for rank in range(4)] == [False, True, False, True]
+
+
+def test_http_package_is_asked_only_when_wanted(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without uvicorn the script still answers prompts; with --http it tells what to install."""
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    real = __import__("importlib.util").util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else real(name))
+
+    ServeRuntime.open(load(tiny)).close()
+    with pytest.raises(CapabilityError, match=r"pip install 'runtime-di\[serve\]'"):
+        ServeRuntime.open(load(tiny, "--http", "{}"))
+
+
+def test_mistakes_are_told_together() -> None:
+    """Settings that cannot work are told at once, without a checkpoint being read."""
+    with pytest.raises(SettingsError) as caught:
+        ServeSettings(
+            checkpoint={"load": None, "load_settings": False},
+            parallel={"tensor": 3},
+            launch={"world_size": 3, "local_world_size": 3},
+        )
+
+    assert [problem.where for problem in caught.value.problems] == ["checkpoint.load", "parallel.tensor"]
