@@ -1,5 +1,27 @@
 """The entrypoints that runtime-di ships, one a file: its settings, its container and its runtime."""
 
+from runtime_di.containers.converter import ConverterContainer, ConverterRuntime, ConverterSettings
+from runtime_di.containers.inference import InferenceContainer, InferenceRuntime, InferenceSettings
+from runtime_di.containers.mimo import MimoContainer, MimoGridsSettings, MimoRuntime, MimoSettings
+from runtime_di.containers.rl import RLContainer, RLGridsSettings, RLRuntime, RLSettings
 from runtime_di.containers.training import TrainingContainer, TrainingRuntime, TrainingSettings
 
-__all__ = ["TrainingContainer", "TrainingRuntime", "TrainingSettings"]
+__all__ = [
+    "ConverterContainer",
+    "ConverterRuntime",
+    "ConverterSettings",
+    "InferenceContainer",
+    "InferenceRuntime",
+    "InferenceSettings",
+    "MimoContainer",
+    "MimoGridsSettings",
+    "MimoRuntime",
+    "MimoSettings",
+    "RLContainer",
+    "RLGridsSettings",
+    "RLRuntime",
+    "RLSettings",
+    "TrainingContainer",
+    "TrainingRuntime",
+    "TrainingSettings",
+]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from runtime_di.errors import Problem, ServiceError
 from runtime_di.providers.determinism import deterministic_algorithms
 from runtime_di.providers.rng_seeds import STREAMS, Axis, Coordinates, hashed_seeds, megatron_seeds
-from runtime_di.providers.rng_state import global_generators, global_state, kept_global_state, restore_global_state
+from runtime_di.providers.rng_state import global_state, kept_global_state, restore_global_state
+from runtime_di.providers.rng_streams import RandomStreams
 from runtime_di.section import Section
 
 if TYPE_CHECKING:
@@ -51,86 +51,30 @@ class RngSettings(Section):
             raise ValueError(f"stream names must differ from each other and from {', '.join(STREAMS)}; rename {twice}")
         return self
 
-    def seeds(self, place: Coordinates) -> dict[str, int]:
-        """Derive the seed of every stream for the rank at ``place``; streams that Megatron lacks are hashed."""
+    @property
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """The axes along which each stream differs between ranks."""
         dp: tuple[Axis, ...] = ("dp",) if self.data_parallel_random_init else ()
-        streams = {name: axes if "dp" in axes else axes + dp for name, axes in STREAMS.items()}
-        seeds = hashed_seeds(self.seed, {**streams, **{own.name: own.axes for own in self.streams}}, place)
+        shipped = {name: axes if "dp" in axes else axes + dp for name, axes in STREAMS.items()}
+        return {**shipped, **{own.name: own.axes for own in self.streams}}
+
+    def seeds(self, place: Coordinates[Axis]) -> dict[str, int]:
+        """Derive the seed of every stream for the rank at ``place``; streams that Megatron lacks are hashed."""
+        seeds = hashed_seeds(self.seed, self.axes, place)
         if self.derivation == "megatron":
             seeds |= megatron_seeds(self.seed, place, self.data_parallel_random_init)
         return seeds
 
 
-class Rng:
-    """The random streams of this rank.
+class Rng(RandomStreams):
+    """The random streams of this rank, and the global generators of Python, numpy and torch.
 
-    The global generators of Python, numpy and torch run on the seed of ``base``. Every other stream has a generator
-    of its own on the rank's device, which drawing from the others leaves as it is. One thread draws at a time.
-
-    Attributes:
-        seeds: stream to the seed that it started from.
+    The global generators run on the seed of ``base``. Every other stream has a generator of its own on the rank's
+    device, which drawing from the others leaves as it is. One thread draws at a time.
     """
 
     def __init__(self, seeds: Mapping[str, int], device: torch.device) -> None:
-        import torch
-
-        self.seeds = dict(seeds)
-        self._globals = global_generators(device)
-        self._default = [*self._globals.values()][-1]
-        self._streams = {
-            stream: torch.Generator(device).manual_seed(seed) for stream, seed in seeds.items() if stream != "base"
-        }
-        self._running: list[str] = []
-
-    @property
-    def base_seed(self) -> int:
-        """Seed of the global generators; by stage, and by data-parallel rank with ``data_parallel_random_init``."""
-        return self.seeds["base"]
-
-    @property
-    def model_parallel_seed(self) -> int:
-        """Seed of what tensor-parallel ranks shard."""
-        return self.seeds["model_parallel"]
-
-    @property
-    def expert_seed(self) -> int:
-        """Seed of expert weights."""
-        return self.seeds["expert"]
-
-    def generator(self, stream: str) -> torch.Generator:
-        """Return the generator of a stream, always the same one.
-
-        Raises:
-            ServiceError: there is no such stream.
-        """
-        if stream not in self._streams:
-            known = ", ".join(self._streams)
-            problem = Problem(f"stream '{stream}'", f"is none of {known}", fix="declare it in rng.streams")
-            raise ServiceError("No such random stream:", [problem])
-        return self._streams[stream]
-
-    @contextmanager
-    def fork(self, stream: str) -> Iterator[None]:
-        """Let torch's global generator of the rank's device run on a stream, and then go on where it was.
-
-        Within the body the stream's own `generator` stands still.
-
-        Raises:
-            ServiceError: there is no such stream, or it runs already.
-        """
-        own = self.generator(stream)
-        if stream in self._running:
-            problem = Problem(f"stream '{stream}'", "runs already", fix="fork another stream within it, or none")
-            raise ServiceError("A random stream cannot be forked within itself:", [problem])
-        before = self._default.get_state()
-        self._default.set_state(own.get_state())
-        self._running.append(stream)
-        try:
-            yield
-        finally:
-            self._running.remove(stream)
-            own.set_state(self._default.get_state())
-            self._default.set_state(before)
+        super().__init__(seeds, device, without="base")
 
     def seed_globals(self) -> None:
         """Start the global generators from the seed of ``base``."""
@@ -143,33 +87,13 @@ class Rng:
 
     def state_dict(self) -> dict[str, Any]:
         """Take the state of every generator, as plain values and byte tensors, which differ between ranks."""
-        streams = {stream: generator.get_state() for stream, generator in self._streams.items()}
-        return {**global_state(self._globals), "streams": streams, "seeds": dict(self.seeds)}
+        return {**global_state(self._globals), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring the generators back to a state.
-
-        A stream that started from another seed, as on another place of another grid, stays where it is.
-
-        Raises:
-            ServiceError: the state is of other streams, or of another kind of device; nothing was changed.
-        """
-        if problems := list(self._misfits(state["streams"])):
-            raise ServiceError("The random state does not fit this run:", problems)
-        same = {stream for stream, seed in self.seeds.items() if state["seeds"].get(stream) == seed}
-        if "base" in same:
+        """Bring the generators back to a state; see `RandomStreams.load_state_dict`."""
+        super().load_state_dict(state)
+        if state["seeds"].get("base") == self.base_seed:
             restore_global_state(state, self._globals)
-        for stream, saved in state["streams"].items():
-            if stream in same:
-                self._streams[stream].set_state(saved)
-
-    def _misfits(self, streams: Mapping[str, torch.Tensor]) -> Iterator[Problem]:
-        for stream, saved in streams.items():
-            if stream not in self._streams:
-                yield Problem(f"stream '{stream}'", "is no stream of this run", fix="declare it in rng.streams")
-            elif saved.shape != self._streams[stream].get_state().shape:
-                fix = "start from new seeds: leave the random state out of what is loaded"
-                yield Problem(f"stream '{stream}'", "was saved on another kind of device", fix=fix)
 
 
 def open_rng(settings: RngSettings, process_groups: ProcessGroups, device: torch.device) -> Iterator[Rng]:

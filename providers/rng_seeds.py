@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from runtime_di.errors import Problem, ServiceError
 
 Axis: TypeAlias = Literal["tp", "cp", "dp", "pp", "ep", "etp"]
+AxisT_contra = TypeVar("AxisT_contra", bound=str, contravariant=True)
 
 STREAMS: Mapping[str, tuple[Axis, ...]] = {
     "base": ("pp",),
@@ -26,15 +27,15 @@ NUM_SEEDS = 1 << 32
 """Seeds that differ everywhere: torch's CPU generator and numpy's look at 32 bits of a seed only."""
 
 
-class Coordinates(Protocol):
+class Coordinates(Protocol[AxisT_contra]):
     """Where a rank stands on each axis, as `ProcessGroups` tells it."""
 
-    def index(self, kind: Axis, /) -> int: ...
+    def index(self, kind: AxisT_contra, /) -> int: ...
 
-    def size(self, kind: Axis, /) -> int: ...
+    def size(self, kind: AxisT_contra, /) -> int: ...
 
 
-def hashed_seeds(seed: int, streams: Mapping[str, tuple[Axis, ...]], place: Coordinates) -> dict[str, int]:
+def hashed_seeds(seed: int, streams: Mapping[str, tuple[Axis, ...]], place: Coordinates[Axis]) -> dict[str, int]:
     """Derive seeds that two streams never share, on whatever ranks, and two ranks only by the rule of `STREAMS`.
 
     Streams follow each other in a range as long as the product of their axes' sizes; in its range a rank's position
@@ -44,24 +45,34 @@ def hashed_seeds(seed: int, streams: Mapping[str, tuple[Axis, ...]], place: Coor
     Raises:
         ServiceError: the streams need more than 2^32 seeds.
     """
-    first = int.from_bytes(blake2b(str(seed).encode(), digest_size=4).digest(), "big")
-    seeds, start = {}, 0
+    first = first_seed(seed)
+    return {stream: (first + number) % NUM_SEEDS for stream, number in positions(streams, place).items()}
+
+
+def first_seed(seed: int) -> int:
+    """Hash a run's seed to the first of its streams' seeds."""
+    return int.from_bytes(blake2b(str(seed).encode(), digest_size=4).digest(), "big")
+
+
+def positions(streams: Mapping[str, tuple[AxisT_contra, ...]], place: Coordinates[AxisT_contra]) -> dict[str, int]:
+    """Number the seeds of all streams on all ranks, and give the numbers of the rank at ``place``."""
+    found, start = {}, 0
     for stream, axes in streams.items():
         position, num_positions = 0, 1
         for axis in axes:
             position += place.index(axis) * num_positions
             num_positions *= place.size(axis)
-        seeds[stream] = (first + start + position) % NUM_SEEDS
+        found[stream] = start + position
         start += num_positions
     if start > NUM_SEEDS:
         problem = Problem(
             "rng.streams", f"need {start} seeds of {NUM_SEEDS}", fix="let streams differ along fewer axes"
         )
         raise ServiceError("The random streams cannot be kept apart:", [problem])
-    return seeds
+    return found
 
 
-def megatron_seeds(seed: int, place: Coordinates, data_parallel_random_init: bool = False) -> dict[str, int]:
+def megatron_seeds(seed: int, place: Coordinates[Axis], data_parallel_random_init: bool = False) -> dict[str, int]:
     """Add up the seeds that Megatron-LM uses, some of which are equal on large grids."""
     base = seed + 100 * place.index("pp") + (10 * place.index("dp") if data_parallel_random_init else 0)
     return {

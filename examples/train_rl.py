@@ -1,0 +1,96 @@
+"""Teach the pretrained GPT, by policy gradients, to write what a pattern asks for.
+
+    torchrun --nproc-per-node 2 examples/train_rl.py --checkpoint.load runs/gpt/checkpoints
+    torchrun --nproc-per-node 2 examples/train_rl.py --checkpoint.load runs/gpt/checkpoints --grids.rollout.size 1
+
+The first line is colocated: each rank generates and trains. In the second one rank trains and one generates; samples
+and weights pass between them. The reward is the share of generated tokens that are words in lower case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from logging import DEBUG, INFO
+from pathlib import Path
+from typing import Any
+
+from corpus import Corpus, CorpusSettings
+from gpt_settings import GPTSettings
+from rl_settings import LearnSettings, Reward, RewardSettings
+from runtime_di import Phase, Problem, service
+from runtime_di.containers import RLContainer, RLRuntime, RLSettings
+from runtime_di.providers.microbatches import BatchSettings
+from runtime_di.providers.tokenizer import FileTokenizerSettings, TokenizerSettings
+
+
+class PolicySettings(RLSettings):
+    """Settings of this script."""
+
+    tokenizer: TokenizerSettings | None = FileTokenizerSettings(path=Path("runs/corpus"))
+    batch: BatchSettings = BatchSettings(global_size=32, micro_size=8)
+    corpus: CorpusSettings = CorpusSettings()
+    model: GPTSettings = GPTSettings()
+    learn: LearnSettings = LearnSettings()
+    reward: RewardSettings = RewardSettings()
+
+    def rules(self) -> Iterable[Problem]:
+        yield from super().rules()
+        length = self.learn.prompt_length + self.rollout.num_tokens
+        if length > self.model.context_length:
+            what = f"prompt and tokens, {length} in all, exceed model.context_length {self.model.context_length}"
+            yield Problem("rollout.num_tokens", what, fix="generate fewer", involves=("learn", "model"))
+        for name, grid in self.grids.named.items():
+            where = f"grids.{name}.parallel"
+            if self.model.num_heads % grid.parallel.tensor:
+                what = f"cannot share {self.model.num_heads} attention heads"
+                yield Problem(f"{where}.tensor", what, fix="use a divisor of model.num_heads", involves=("model",))
+            if grid.parallel.pipeline * grid.parallel.context > 1:
+                yield Problem(where, "this model has neither pipeline nor context parallelism", fix="leave both at 1")
+
+
+class PolicyContainer(RLContainer):
+    """The services of a reinforcement-learning run, the corpus and the reward."""
+
+    corpus = service(Phase.RUNTIME, Corpus, RLContainer.settings.provided.corpus)
+    reward = service(Phase.RUNTIME, Reward, RLContainer.settings.provided.reward, RLContainer.tokenizer)
+
+
+class PolicyRuntime(RLRuntime, container=PolicyContainer):
+    """What `train` is given."""
+
+    settings: PolicySettings
+    corpus: Corpus
+    reward: Reward
+
+
+def train(runtime: PolicyRuntime) -> None:
+    """Improve the policy from the latest checkpoint of this run, or else from the pretrained one."""
+    from tqdm import tqdm
+
+    from policy import Learner, make_model, mean_reward, pass_on, resume, sample  # torch is imported here
+
+    runtime.start()
+    settings, checkpointer = runtime.settings, runtime.checkpointer
+    learner = Learner(runtime) if runtime.grids["trainer"].is_here else None
+    if runtime.rollout.is_here:
+        runtime.rollout.load(make_model(runtime, "rollout"))
+    state: dict[str, Any] = {f"{name}_rng": streams for name, streams in runtime.rngs.items()}
+    state |= {"trainer": learner} if learner else {}
+    first, steps = resume(runtime, state), settings.learn.steps
+    bar = tqdm(range(first + 1, steps + 1), initial=first, total=steps, disable=settings.launch.rank != 0)
+    for step in bar:
+        runtime.rollout.update(learner.model if learner else None)
+        sampled = sample(runtime, step)
+        reward = mean_reward(runtime, sampled)
+        received = pass_on(runtime, sampled)
+        if learner and received:
+            learner.step(received[0], received[1] - reward)
+        bar.set_postfix(reward=f"{reward:.3f}")
+        runtime.writer.scalar("reward", reward, step)
+        if checkpointer.due(step, last=steps):
+            checkpointer.save(state, step)
+        runtime.log.log(INFO if step in (first + 1, steps) else DEBUG, "mean reward %.3f in step %d", reward, step)
+
+
+if __name__ == "__main__":
+    PolicyRuntime.main(train)

@@ -1,0 +1,137 @@
+"""Several grids in one world, each with groups and a mesh of its own, and the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from runtime_di.errors import Problem, ServiceError
+from runtime_di.launch import LaunchSettings
+from runtime_di.providers import c10d
+from runtime_di.providers.grid_links import Link
+from runtime_di.providers.grid_settings import GridsSettings
+from runtime_di.providers.mesh import open_mesh
+from runtime_di.providers.process_groups import ProcessGroups, create_group, create_groups
+from runtime_di.providers.rank_grid import EmbeddingRule, RankGrid
+from runtime_di.providers.rendezvous import parting
+from runtime_di.providers.teardown import yielded
+from runtime_di.providers.world import DistributedSettings, World
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleGrid(ProcessGroups):
+    """The groups of one rank on one of several grids; a rank that is not on it is in no group of it."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this rank is on the grid."""
+        return self.rank in self.grid
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of the dense axes, as `open_mesh` assembles it.
+
+        Raises:
+            ServiceError: this rank is not on the grid.
+        """
+        return open_mesh(self)
+
+
+class Grids(Mapping[str, ModuleGrid]):
+    """Every grid of the world by name, in the order of their ranks; on every rank, wherever it is.
+
+    Attributes:
+        links: the groups that connect grids, by name.
+    """
+
+    def __init__(self, grids: Mapping[str, ModuleGrid], links: Mapping[str, Link]) -> None:
+        self._grids, self.links = dict(grids), dict(links)
+
+    @classmethod
+    def pretend(cls, settings: GridsSettings, world_size: int = 1, rank: int = 0) -> Grids:
+        """Be one rank of these grids without torch.distributed: everything but groups and meshes works."""
+        layout = settings.layout(world_size)
+        grids = {name: ModuleGrid.pretend(grid, rank) for name, grid in layout.items()}
+        return cls(grids, {name: Link(name, layout[a], layout[b], rank) for name, (a, b) in settings.links.items()})
+
+    @property
+    def here(self) -> dict[str, ModuleGrid]:
+        """The grids that this rank is on."""
+        return {name: grid for name, grid in self.items() if grid.is_here}
+
+    def __getitem__(self, name: str) -> ModuleGrid:
+        if name not in self._grids:
+            raise NoSuchGridError(
+                "There is no such grid:", [Problem(name, "unknown", fix=f"choose from {', '.join(self)}")]
+            )
+        return self._grids[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._grids)
+
+    def __len__(self) -> int:
+        return len(self._grids)
+
+
+class NoSuchGridError(ServiceError, KeyError):
+    """A grid was asked for by a name that none has."""
+
+
+def open_grids(
+    settings: GridsSettings,
+    distributed: DistributedSettings,
+    launch: LaunchSettings,
+    process_groups: ProcessGroups,
+    embedding: EmbeddingRule | None = None,
+) -> Generator[Grids, BaseException | None, None]:
+    """Make this rank's groups on every grid and the groups that link grids, one call a kind and a link on each rank.
+
+    Args:
+        settings: which grids the world has, and how they are linked.
+        distributed: how ranks talk to each other.
+        launch: which rank of how many this is.
+        process_groups: of the world that the grids divide.
+        embedding: which ranks of a pipeline group hold embeddings, instead of its first and last.
+
+    Raises:
+        SettingsError: the grids do not fit the world.
+    """
+    layout = settings.layout(launch.world_size, embedding)
+    return (yield from yielded(_opened(layout, settings, distributed, launch, process_groups)))
+
+
+@contextmanager
+def _opened(
+    layout: Mapping[str, RankGrid],
+    settings: GridsSettings,
+    distributed: DistributedSettings,
+    launch: LaunchSettings,
+    groups: ProcessGroups,
+) -> Iterator[Grids]:
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    world = World(c10d.world_group(), groups.backend, groups.owned, groups.store)
+    patience = distributed.startup_timeout
+    with ExitStack() as stack:
+        grids, links = {}, {}
+        for name, grid in layout.items():
+            own = stack.enter_context(create_groups(grid, launch.rank, world, patience, distributed.groups))
+            shared = {field.name: getattr(groups, field.name) for field in fields(groups)}
+            grids[name] = ModuleGrid(**{**shared, "grid": grid, "_groups": own})
+            grids[name].set_timeout(distributed.timeout_s)
+        for name, (source, target) in settings.links.items():
+            ends = layout[source], layout[target]
+            ranks = sorted({rank for end in ends for rank in range(end.offset, end.offset + end.world_size)})
+            group = stack.enter_context(create_group(ranks, launch.rank, world, patience, name))
+            if group and groups.backend in ("gloo", "nccl"):
+                c10d.set_timeout(group, distributed.timeout)
+            links[name] = Link(name, *ends, launch.rank, group)
+        if groups.store:
+            stack.enter_context(parting(PrefixStore("grids", groups.store), launch, distributed.timeout_s))
+        yield Grids(grids, links)

@@ -1,0 +1,113 @@
+"""Random streams: named generators of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from runtime_di.errors import Problem, ServiceError
+from runtime_di.providers.rng_state import global_generators
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RandomStreams:
+    """Random streams of one rank, each with a generator of its own on the rank's device.
+
+    Drawing from one leaves the others as they are. One thread draws at a time.
+
+    Attributes:
+        seeds: stream to the seed that it started from.
+    """
+
+    def __init__(self, seeds: Mapping[str, int], device: torch.device, without: str | None = None) -> None:
+        """Make a generator for each seed, but for the stream ``without``, which others run on."""
+        import torch
+
+        self.seeds = dict(seeds)
+        self._globals = global_generators(device)
+        self._default = [*self._globals.values()][-1]
+        self._streams = {
+            stream: torch.Generator(device).manual_seed(seed) for stream, seed in seeds.items() if stream != without
+        }
+        self._running: list[str] = []
+
+    @property
+    def base_seed(self) -> int:
+        """Seed of what replicas have alike; by stage, and by data-parallel rank with ``data_parallel_random_init``."""
+        return self.seeds["base"]
+
+    @property
+    def model_parallel_seed(self) -> int:
+        """Seed of what tensor-parallel ranks shard."""
+        return self.seeds["model_parallel"]
+
+    @property
+    def expert_seed(self) -> int:
+        """Seed of expert weights."""
+        return self.seeds["expert"]
+
+    def generator(self, stream: str) -> torch.Generator:
+        """Return the generator of a stream, always the same one.
+
+        Raises:
+            ServiceError: there is no such stream.
+        """
+        if stream not in self._streams:
+            known = ", ".join(self._streams)
+            problem = Problem(f"stream '{stream}'", f"is none of {known}", fix="declare it in rng.streams")
+            raise ServiceError("No such random stream:", [problem])
+        return self._streams[stream]
+
+    @contextmanager
+    def fork(self, stream: str) -> Iterator[None]:
+        """Let torch's global generator of the rank's device run on a stream, and then go on where it was.
+
+        Within the body the stream's own `generator` stands still.
+
+        Raises:
+            ServiceError: there is no such stream, or it runs already.
+        """
+        own = self.generator(stream)
+        if stream in self._running:
+            problem = Problem(f"stream '{stream}'", "runs already", fix="fork another stream within it, or none")
+            raise ServiceError("A random stream cannot be forked within itself:", [problem])
+        before = self._default.get_state()
+        self._default.set_state(own.get_state())
+        self._running.append(stream)
+        try:
+            yield
+        finally:
+            self._running.remove(stream)
+            own.set_state(self._default.get_state())
+            self._default.set_state(before)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Take the state of every stream, as plain values and byte tensors, which differ between ranks."""
+        streams = {stream: generator.get_state() for stream, generator in self._streams.items()}
+        return {"streams": streams, "seeds": dict(self.seeds)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring the generators back to a state.
+
+        A stream that started from another seed, as on another place of another grid, stays where it is.
+
+        Raises:
+            ServiceError: the state is of other streams, or of another kind of device; nothing was changed.
+        """
+        if problems := list(self._misfits(state["streams"])):
+            raise ServiceError("The random state does not fit this run:", problems)
+        same = {stream for stream, seed in self.seeds.items() if state["seeds"].get(stream) == seed}
+        for stream, saved in state["streams"].items():
+            if stream in same:
+                self._streams[stream].set_state(saved)
+
+    def _misfits(self, streams: Mapping[str, torch.Tensor]) -> Iterator[Problem]:
+        for stream, saved in streams.items():
+            if stream not in self._streams:
+                yield Problem(f"stream '{stream}'", "is no stream of this run", fix="declare it in rng.streams")
+            elif saved.shape != self._streams[stream].get_state().shape:
+                fix = "start from new seeds: leave the random state out of what is loaded"
+                yield Problem(f"stream '{stream}'", "was saved on another kind of device", fix=fix)

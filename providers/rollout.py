@@ -1,0 +1,162 @@
+"""The side of reinforcement learning that generates: a policy of its own, on weights that the trainer publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from itertools import repeat
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, PositiveInt
+
+from runtime_di.errors import Problem, ServiceError
+from runtime_di.providers.grids import Grids
+from runtime_di.providers.rng_streams import RandomStreams
+from runtime_di.section import Section
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class RolloutSettings(Section):
+    """How samples are drawn from the policy."""
+
+    num_tokens: PositiveInt = 16
+    """Tokens that are generated after each prompt."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Divisor of the logits: below 1, likely tokens become likelier."""
+
+
+class Rollout:
+    """Generates on the rollout grid; on ranks that only train it takes part in `update` alone.
+
+    Attributes:
+        version: how often the weights were updated.
+    """
+
+    def __init__(self, settings: RolloutSettings, grids: Grids, streams: RandomStreams | None) -> None:
+        """Draw from the ``data`` stream of the rollout grid, which differs between its data-parallel ranks."""
+        self.version = 0
+        self._settings, self._link, self._streams = settings, grids.links["weights"], streams
+        self._device = grids["rollout"].device_type
+        self._policy: nn.Module | None = None
+        self._is_open = True
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this rank generates."""
+        return self._streams is not None
+
+    def load(self, policy: nn.Module) -> None:
+        """Take the model to generate with, from token ids (batch, length) to logits (batch, length, vocabulary)."""
+        self._check()
+        self._policy = policy.eval().requires_grad_(False)
+
+    def update(self, trained: nn.Module | None) -> None:
+        """Give the policy the weights of the trained model; collective over both grids.
+
+        The two may be sharded differently: weights go over whole, one at a time, and each rank keeps its part.
+
+        Args:
+            trained: on the ranks of the trainer, a model with the parameters that the policy has, in the same order.
+
+        Raises:
+            ServiceError: the rollout is shut down, or has no policy where it generates.
+        """
+        self._check()
+        if self.version == 0:
+            self._compare(trained)
+        sources = trained.parameters() if trained is not None else repeat(None)
+        targets = self._generating().parameters() if self.is_here else repeat(None)
+        for source, target in zip(sources, targets, strict=False):
+            self._move(source, target)
+        self.version += 1
+
+    def generate(self, prompts: Tensor, size: int) -> Tensor:
+        """Draw continuations: prompts (batch, length) to prompts and tokens (batch, length + num_tokens).
+
+        Args:
+            prompts: token ids; the same on ranks that differ along other axes than ``dp``.
+            size: of the vocabulary; rows of the logits beyond it are padding, and never drawn.
+
+        Raises:
+            ServiceError: the rollout is shut down, or does not generate on this rank.
+        """
+        import torch
+
+        self._check()
+        policy, tokens = self._generating(), prompts
+        generator = self._streams.generator("data") if self._streams else None
+        with torch.no_grad():
+            for _ in range(self._settings.num_tokens):
+                logits = policy(tokens)[:, -1, :size] / self._settings.temperature
+                drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+                tokens = torch.cat((tokens, drawn), dim=1)
+        return tokens
+
+    def shut_down(self) -> None:
+        """Let go of the policy, and refuse further use."""
+        self._policy, self._is_open = None, False
+
+    def _compare(self, trained: nn.Module | None) -> None:
+        """See that both models have the same weights, before some rank waits for what none sends."""
+        import torch
+
+        own = [_digest(model) for model in (trained, self._policy) if model is not None]
+        told = torch.tensor(own[0], device=self._device)
+        self._link.publish(told)
+        if {*own} != {int(told)}:
+            raise _error("has a policy with other weights than the trained model", fix="make both of the same shape")
+
+    def _move(self, source: Tensor | None, target: Tensor | None) -> None:
+        import torch
+
+        if source is not None:
+            self._link.publish(weight := _whole(source))
+        elif target is not None:
+            self._link.publish(weight := torch.empty(target.shape, dtype=target.dtype, device=target.device))
+        if target is not None:
+            _fill(target, weight)
+
+    def _generating(self) -> nn.Module:
+        if self._policy is None:
+            raise _error("has no policy on this rank", fix="load() one where is_here, before update() and generate()")
+        return self._policy
+
+    def _check(self) -> None:
+        if not self._is_open:
+            raise _error("is shut down", fix="use it inside the runtime's 'with' block")
+
+
+def open_rollout(settings: RolloutSettings, grids: Grids, rngs: Mapping[str, RandomStreams]) -> Iterator[Rollout]:
+    """Make the rollout of this rank, without a policy yet; it is shut down with the runtime, however that ends."""
+    rollout = Rollout(settings, grids, rngs.get("rollout"))
+    yield rollout
+    rollout.shut_down()
+
+
+def _digest(model: nn.Module) -> int:
+    shapes = [(name, *weight.shape) for name, weight in model.named_parameters()]
+    return int.from_bytes(blake2b(str(shapes).encode(), digest_size=7).digest(), "big")
+
+
+def _whole(weight: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    return weight.full_tensor().detach() if isinstance(weight, DTensor) else weight.detach()
+
+
+def _fill(target: Tensor, weight: Tensor) -> None:
+    import torch
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if isinstance(target, DTensor):
+        mesh = target.device_mesh
+        whole = DTensor.from_local(weight, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        weight = whole.redistribute(mesh, target.placements)
+    with torch.no_grad():
+        target.copy_(weight)
+
+
+def _error(what: str, fix: str) -> ServiceError:
+    return ServiceError("The rollout cannot be used:", [Problem("rollout", what, fix=fix)])
