@@ -25,7 +25,7 @@ class HttpSettings(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port of the first replica, the next ones take the ports after it; 0 lets the system choose."""
 
-    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:  # noqa: ARG002 - ranks alike
+    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:
         return [Module("", "starlette", extra="serve"), Module("", "uvicorn", extra="serve")]
 
 

@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from corpus import Corpus, CorpusSettings
-from gpt_settings import GPTSettings
 from pydantic import PositiveFloat, PositiveInt
 
+from corpus import Corpus, CorpusSettings
+from gpt_settings import GPTSettings
 from runtime_di import Phase, Problem, Section, service
 from runtime_di.containers import TrainingContainer, TrainingRuntime, TrainingSettings
 from runtime_di.providers.microbatches import BatchSettings
@@ -69,8 +69,9 @@ class PretrainRuntime(TrainingRuntime, container=PretrainContainer):
 
 def train(runtime: PretrainRuntime) -> None:
     """Train from the latest checkpoint, or from the start, to the last step."""
-    from gpt_trainer import Trainer  # torch is imported here, once the settings are known to be right
     from tqdm import tqdm
+
+    from gpt_trainer import Trainer  # torch is imported here, once the settings are known to be right
 
     runtime.start()
     settings, writer, checkpointer = runtime.settings, runtime.writer, runtime.checkpointer

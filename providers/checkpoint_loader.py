@@ -30,7 +30,7 @@ class LoadSettings(Section):
         """The checkpoint that the run starts from, as this machine sees the disk now."""
         return self.load and find_checkpoint(self.load)
 
-    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:  # noqa: ARG002 - ranks alike
+    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:
         if self.load is not None:
             yield ReadableCheckpoint("load", self.load)
 

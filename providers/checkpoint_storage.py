@@ -111,7 +111,7 @@ class TensorReader(StorageReader):
         super().__init__()
         self._folder, self._index = folder, index
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002 - torch's signature
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return Metadata({path: _stored(entry) for path, entry in self._index.items()})
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

@@ -36,7 +36,7 @@ class CheckpointSettings(LoadSettings):
         resumed = self.folder and latest_complete(self.folder)
         return resumed or super().start
 
-    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:  # noqa: ARG002 - ranks alike
+    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:
         if self.folder is not None:
             yield WritableFolder("folder", self.folder)
         if self.load is not None:

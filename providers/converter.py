@@ -34,7 +34,7 @@ class ConversionSettings(Section):
     vocabulary_rows: tuple[str, ...] = ("*.embedding.weight*", "*.head.weight*")
     """Patterns of the paths of tensors with a row for each token, the optimizer's state for them included."""
 
-    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:  # noqa: ARG002 - ranks alike
+    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:
         if self.folder is not None:
             yield NothingThere("folder", self.folder)
             yield WritableFolder("folder", self.folder.parent)

@@ -20,7 +20,7 @@ class DeviceSettings(Section):
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto`` is CUDA where there is a usable GPU, else the CPU."""
 
-    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:  # noqa: ARG002 - ranks alike
+    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:
         """Need a CUDA driver if CUDA is wanted."""
         return [CudaDevice("kind")] if self.kind == "cuda" else []
 

@@ -109,6 +109,7 @@ class Link:
     def _part(self, rows: Tensor | None, grid: RankGrid, block: int) -> Tensor:
         own = self._own_blocks(grid)
         if rows is None or len(rows) % len(own):
-            what = f"rank {self.rank} needs rows that make {len(own)} equal blocks, and got {'none' if rows is None else len(rows)}"
+            got = "none" if rows is None else len(rows)
+            what = f"rank {self.rank} needs rows that make {len(own)} equal blocks, and got {got}"
             raise ServiceError("A link cannot be used:", [Problem(f"link '{self.name}'", what, fix="give it all rows")])
         return rows.chunk(len(own))[block - own.start]

@@ -30,7 +30,7 @@ class KVCacheSettings(Section):
     offload: bool = False
     """Let `KVCache.pause` move the cache from the GPU to the host; needs the package torch_memory_saver."""
 
-    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:  # noqa: ARG002 - ranks alike
+    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:
         """Need the package, and a GPU to free, only where the cache is to be moved."""
         return [Module("offload", "torch_memory_saver"), CudaDevice("offload")] if self.offload else []
 

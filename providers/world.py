@@ -61,7 +61,7 @@ class DistributedSettings(Section):
         """The timeout of every group while groups are made."""
         return timedelta(seconds=self.startup_timeout_s)
 
-    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:  # noqa: ARG002 - ranks alike
+    def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:
         """Need a CUDA driver if NCCL is wanted."""
         return [CudaDevice("backend")] if self.backend == "nccl" else []
 

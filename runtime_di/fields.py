@@ -39,6 +39,7 @@ def is_secret(field: FieldInfo) -> bool:
 
 
 def marks(field: FieldInfo) -> set[Mark]:
+    """What is particular about the field itself."""
     return {mark for mark in field.metadata if isinstance(mark, Mark)}
 
 
@@ -77,7 +78,8 @@ def knows(owner: type[BaseModel], path: str) -> bool:
     """Whether a dotted path names a field of ``owner``, or a key within one that takes any key."""
     parts = path.split(".")
     prefixes = [".".join(parts[:size]) for size in range(1, len(parts))]
-    return bool(find(owner, path)) or any(is_open_mapping(field) for prefix in prefixes for field in find(owner, prefix))
+    within = [field for prefix in prefixes for field in find(owner, prefix)]
+    return bool(find(owner, path)) or any(is_open_mapping(field) for field in within)
 
 
 def closest(owner: type[BaseModel], path: str) -> str | None:

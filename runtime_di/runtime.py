@@ -192,7 +192,7 @@ class Runtime:
     if TYPE_CHECKING:
 
         @property
-        def container(self) -> containers.DynamicContainer: ...  # noqa: D102 - told by the class
+        def container(self) -> containers.DynamicContainer: ...
         @property
         def _lifecycle(self) -> Lifecycle: ...
 

@@ -160,7 +160,8 @@ class RuntimeSettings(BaseSettings):
 
     def agreed(self) -> dict[str, Any]:
         """Path to value of every setting that all ranks must have alike: neither per-rank nor secret."""
-        return {leaf.path: leaf.value for leaf in fields.leaves(self) if Mark.PER_RANK not in leaf.marks and not leaf.secret}
+        shared = [leaf for leaf in fields.leaves(self) if Mark.PER_RANK not in leaf.marks and not leaf.secret]
+        return {leaf.path: leaf.value for leaf in shared}
 
     def fingerprint(self) -> str:
         """A digest of `agreed`, equal on ranks, machines and runs whose settings are equal."""
@@ -169,7 +170,8 @@ class RuntimeSettings(BaseSettings):
     @property
     def portable(self) -> dict[str, Any]:
         """A detached, JSON-able copy of what a checkpoint may carry to another run, nested by section."""
-        return fields.nest({leaf.path: leaf.value for leaf in fields.leaves(self) if not leaf.marks and not leaf.secret})
+        kept = [leaf for leaf in fields.leaves(self) if not leaf.marks and not leaf.secret]
+        return fields.nest({leaf.path: leaf.value for leaf in kept})
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -231,7 +233,8 @@ def _shown(settings: type[RuntimeSettings], path: str, value: Any) -> str:
     if isinstance(value, BaseModel):
         return json.dumps(fields.nest({leaf.path: leaf.value for leaf in fields.leaves(value)}))
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_shown(settings, f'{path}.{name}', part)}" for name, part in value.items()) + "}"
+        parts = [f"{name}: {_shown(settings, f'{path}.{name}', part)}" for name, part in value.items()]
+        return "{" + ", ".join(parts) + "}"
     return str(value) if isinstance(value, str | Path) else repr(value)
 
 

@@ -60,7 +60,8 @@ def _nested(path: str, field: FieldInfo) -> list[str]:
 
 def _leaf(path: str, field: FieldInfo) -> list[str]:
     head = f"  --{path} {_type(field.annotation)}"
-    default = "required" if field.is_required() else f"default: {_default(field.get_default(call_default_factory=True))}"
+    value = field.get_default(call_default_factory=True)
+    default = "required" if field.is_required() else f"default: {_default(value)}"
     doc = textwrap.wrap(f"{_doc(field)} ({default})".strip(), 100)
     return [head, *(f"        {line}" for line in doc)]
 
@@ -81,11 +82,12 @@ def _default(value: Any) -> str:
 
 def _type(annotation: Any) -> str:
     names = []
+    known = {Path: "PATH", SecretStr: "SECRET"}
     for member in fields.alternatives(annotation):
         if get_origin(member) is Literal:
             names += ["{" + ",".join(str(choice) for choice in get_args(member)) + "}"]
         elif member is type(None):
             names += ["null"]
         else:
-            names += [{Path: "PATH", SecretStr: "SECRET"}.get(member) or getattr(member, "__name__", str(member)).upper()]
+            names += [known.get(member) or getattr(member, "__name__", str(member)).upper()]
     return "|".join(names)

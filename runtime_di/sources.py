@@ -75,8 +75,14 @@ def merge_layers(layers: Sequence[Layer]) -> dict[str, Any]:
 
 def default_layer(settings: type[RuntimeSettings]) -> Layer:
     """What the class's own default sections say, so that a stronger source may change one of their fields."""
-    return Layer("default", {name: _said(field.default) for name, field in settings.model_fields.items()
-                             if isinstance(field.default, BaseModel)})
+    return Layer(
+        "default",
+        {
+            name: _said(field.default)
+            for name, field in settings.model_fields.items()
+            if isinstance(field.default, BaseModel)
+        },
+    )
 
 
 def _said(section: BaseModel) -> dict[str, Any]:
@@ -186,7 +192,7 @@ def _read(settings: type[RuntimeSettings], path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     if path.suffix in (".yaml", ".yml"):
-        import yaml  # noqa: PLC0415 - an extra, needed for this file alone
+        import yaml
 
         try:
             return YamlConfigSettingsSource(settings, yaml_file=path)()

@@ -35,8 +35,11 @@ class Warm:
     def bind(self, plan: Plan, settings: RuntimeSettings, resolve: Callable[[str], Any]) -> None:
         """Fill the container; everything in it that names a declaration gets this opening's own provider."""
         self._services = {name: providers.Singleton(partial(resolve, name)) for name in plan.services}
-        opened = {"settings": providers.Object(settings), "plan": providers.Object(plan)}
-        bound: dict[str, providers.Provider[Any]] = {**self._services, **opened}
+        bound: dict[str, providers.Provider[Any]] = {
+            **self._services,
+            "settings": providers.Object(settings),
+            "plan": providers.Object(plan),
+        }
         self._copies = {key: bound[name] for key, name in names_of(plan.container).items() if name in bound}
         self.container.declarative_parent = plan.container
         for name, provider in declared(plan.container).items():

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
+import hypothesis
 import pytest
+
 from runtime_di.launch import LAUNCH_VARIABLES
 from runtime_di.sources import ENV_PREFIX
 
+hypothesis.settings.register_profile("suite", deadline=None)  # a busy machine is no fault
+hypothesis.settings.load_profile("suite")
+
 
 @pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees launch variables or settings of the shell that runs the suite."""
     for name in list(os.environ):
         if name in LAUNCH_VARIABLES.values() or name.startswith(ENV_PREFIX):
             monkeypatch.delenv(name)
-    yield

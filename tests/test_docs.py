@@ -6,34 +6,69 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SNIPPETS = [
-    pytest.param(code, id=f"{path.name}-{number}")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL))
-]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("code", SNIPPETS)
-def test_python_snippet_runs(code: str, tmp_path: Path) -> None:
-    """Every Python snippet of the documents runs as a script."""
-    script = tmp_path / "entry.py"
-    script.write_text(code)
+def snippets(document: Path) -> list[tuple[str, str]]:
+    """File name and content of every Python snippet; one that is a file of several says so in its first line."""
+    found = re.findall(r"^```python\n(?:# (\w+\.py)\n)?(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+    return [
+        (name or f"{'test' if 'def test_' in code else 'entry'}_{place}.py", code)
+        for place, (name, code) in enumerate(found)
+    ]
 
+
+def written(document: Path, folder: Path) -> list[Path]:
+    paths = []
+    for name, code in snippets(document):
+        paths.append(folder / name)
+        paths[-1].write_text(code)
+    return paths
+
+
+def run(command: Sequence[str | Path], folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-W", "error", *command], cwd=folder, capture_output=True, text=True, timeout=100, check=False
     )
+    assert done.returncode == 0, done.stdout + done.stderr
 
-    assert done.returncode == 0, done.stderr
+
+@pytest.mark.parametrize(
+    ("document", "name"),
+    [
+        pytest.param(document, name, id=f"{document.name}-{name}")
+        for document in DOCUMENTS
+        for name, code in snippets(document)
+        if "def test_" not in code
+    ],
+)
+def test_python_snippet_runs(document: Path, name: str, tmp_path: Path) -> None:
+    """Every Python snippet of the documents runs as a script."""
+    written(document, tmp_path)
+
+    run([name], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(document, id=document.name)
+        for document in DOCUMENTS
+        if any("def test_" in code for _, code in snippets(document))
+    ],
+)
+def test_tests_in_a_document_pass(document: Path, tmp_path: Path) -> None:
+    """What a document shows as tests is run by pytest, warnings as errors."""
+    paths = written(document, tmp_path)
+
+    tests = [path for path in paths if path.name.startswith("test_")]
+    run(["-m", "pytest", "-q", "-W", "error", "-p", "no:randomly", "-p", "no:cacheprovider", *tests], tmp_path)
 
 
 def test_mistake_of_the_readme_is_told_so(tmp_path: Path) -> None:

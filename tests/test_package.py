@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 import runtime_di
 
 ROOT = Path(__file__).parent.parent
@@ -17,9 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 def run(*command: str, cwd: Path, path: Path | None = None) -> str:
     environment = {**os.environ, "PYTHONPATH": str(path)} if path else dict(os.environ)
-    done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -60,7 +59,8 @@ def test_sdist_builds_by_itself(built: Path) -> None:
     """The sdist holds what its wheel was built from."""
     (sdist,) = built.glob("*.tar.gz")
 
-    names = {name.split("/", 1)[-1] for name in tarfile.open(sdist).getnames()}
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[-1] for name in archive.getnames()}
 
     assert {"pyproject.toml", "README.md", "LICENSE", "runtime_di/runtime.py"} <= names
 

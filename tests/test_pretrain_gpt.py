@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_training import losses, tiny_argv, tiny_corpus, train_here
 
 from runtime_di.testing import run_ranks
+from tiny_training import losses, tiny_argv, tiny_corpus, train_here
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = str(ROOT / "examples" / "pretrain_gpt.py")
@@ -131,7 +131,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_ends_before_anything_was_touched(mistake: str, corpus: Path, tmp_path: Path) -> None:
-    """A mistake is told with its field and its mend, exit status 2 and no traceback; nothing is made, torch not read."""
+    """A mistake is told with its field and its mend, status 2 and no traceback; nothing is made, torch not read."""
     flags, variables, told = MISTAKES[mistake]
     argv = [*tiny_argv(corpus, tmp_path / "run"), *flags]
 

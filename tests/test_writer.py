@@ -237,7 +237,8 @@ def test_one_failing_close_keeps_no_other_from_closing(tmp_path: Path, monkeypat
     """When one backend cannot be closed, the others are, and its error leaves."""
     closed = []
 
-    def fail(_: TensorBoardWriter) -> None:
+    def fail(writer: TensorBoardWriter, close: Callable[[TensorBoardWriter], None] = TensorBoardWriter.close) -> None:
+        close(writer)
         raise OSError("disk gone")
 
     monkeypatch.setattr(TensorBoardWriter, "close", fail)
