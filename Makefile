@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RANKS ?= 2
 
-.PHONY: train test test-all check bench bench-groups clean
+.PHONY: train test check bench bench-groups clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,14 +14,14 @@ train: $(VENV)/ready  ## Train a small GPT on two ranks; run again to go on afte
 	$(BIN)/python examples/prepare_corpus.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node $(RANKS) examples/pretrain_gpt.py --config examples/pretrain_gpt.toml
 
-test: $(VENV)/ready  ## Run every test that takes seconds.
-	$(BIN)/pytest
+test: $(VENV)/ready  ## Run every test.
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 check: $(VENV)/ready  ## Lint, type-check and test.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 $(VENV)/bench: $(VENV)/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'

@@ -30,6 +30,11 @@ def is_registered(group: ProcessGroup) -> bool:
     return group in distributed_c10d._world.pg_map
 
 
+def import_early() -> None:
+    """Import what takes the world of the moment as the default of its functions, and keeps it for good."""
+    import torch.distributed.nn.functional  # noqa: F401
+
+
 def forget_count() -> None:
     """Let the next world have the name that the first has: it contains how many groups an attempt that failed made."""
     from torch.distributed import distributed_c10d

@@ -44,7 +44,8 @@ def open_log(
     logger = logging.getLogger(LOGGER)
     level, propagate = logger.level, logger.propagate
     handler = None if logger.hasHandlers() else _handler(launch)
-    logger.setLevel(settings.level_of(launch.rank))
+    own_level = settings.level_of(launch.rank)
+    logger.setLevel(own_level)
     if handler is not None:
         logger.addHandler(handler)
         logger.propagate = False
@@ -53,9 +54,10 @@ def open_log(
             logger.info("%s", vocabulary)
         yield logger
     finally:
-        logger.setLevel(level)
-        logger.propagate = propagate
+        if logger.level == own_level:  # else another runtime, opened before this one, has put it back already
+            logger.setLevel(level)
         if handler is not None:
+            logger.propagate = propagate
             logger.removeHandler(handler)
             handler.close()
 

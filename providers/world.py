@@ -147,6 +147,7 @@ def _initialised(
     import torch.distributed as dist
 
     callers_hook = sys.excepthook
+    c10d.import_early()
     c10d.forget_count()
     # No device is bound: torch would split communicators then, which needs every rank for every group.
     dist.init_process_group(

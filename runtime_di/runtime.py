@@ -126,12 +126,15 @@ class Runtime:
         runtime = object.__new__(cls)
         warm = Warm(vars(runtime))
         lifecycle = Lifecycle(plan, settings, given, warm)
-        problems = list(unmet(lifecycle.enabled, settings))
-        if problems:
-            raise CapabilityError(f"This machine lacks what {cls.__name__} needs as set.", problems)
-        warm.bind(plan, settings, lifecycle.resolve)
-        vars(runtime).update(settings=settings, container=warm.container, _lifecycle=lifecycle)
-        wire_modules(wire, warm.container)
+        try:
+            if problems := list(unmet(lifecycle.enabled, settings)):
+                raise CapabilityError(f"This machine lacks what {cls.__name__} needs as set.", problems)
+            warm.bind(plan, settings, lifecycle.resolve)
+            vars(runtime).update(settings=settings, container=warm.container, _lifecycle=lifecycle)
+            wire_modules(wire, warm.container)
+        except BaseException:
+            lifecycle.close(None)
+            raise
         return runtime
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -151,3 +152,22 @@ def test_a_timeout_is_a_finite_time(timeout_s: float) -> None:
     """B42: a timeout that torch could not keep is refused as a setting."""
     with pytest.raises(ValidationError):
         DistributedSettings(timeout_s=timeout_s)
+
+
+KEPT = """
+import torch.distributed as dist
+from runtime_di.containers import TrainingRuntime
+
+with TrainingRuntime.open() as runtime:
+    runtime.checkpointer
+    import torch.distributed.nn.functional as functional
+defaults = functional.all_reduce.__defaults__
+assert not any(isinstance(default, dist.ProcessGroup) for default in defaults), defaults
+"""
+
+
+def test_no_module_keeps_a_world_of_ours() -> None:
+    """B11: torch's modules that take the world of their import for good are imported before there is one."""
+    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,52 @@
+"""Assertions about what a runtime has built; their messages show the build log."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from runtime_di.errors import Problem, ServiceError
+from runtime_di.runtime import Runtime
+
+
+def assert_order(runtime: Runtime, *names: str) -> None:
+    """Assert that these services were built, one after the other; others may have been built between them."""
+    __tracebackhide__ = True
+    _known(runtime, names)
+    place = {name: number for number, name in enumerate(runtime.built)}
+    told = [f"'{name}' was not built" for name in names if name not in place]
+    told += [f"'{b}' was built before '{a}'" for a, b in pairwise(names) if place.get(a, -1) > place.get(b, len(place))]
+    if told:
+        raise AssertionError(f"{'; '.join(told)}.\n  expected order: {', '.join(names)}\n{build_log(runtime)}")
+
+
+def assert_not_built(runtime: Runtime, *names: str) -> None:
+    """Assert that none of these services was built."""
+    __tracebackhide__ = True
+    _known(runtime, names)
+    built = [f"'{name}'" for name in names if name in runtime.built]
+    if built:
+        were = "were" if len(built) > 1 else "was"
+        raise AssertionError(f"{', '.join(built)} {were} built.\n{build_log(runtime)}")
+
+
+def build_log(runtime: Runtime) -> str:
+    """What was built, in order, and what each service was built from."""
+    services = type(runtime).plan().services
+    if not runtime.built:
+        return f"  {type(runtime).__name__} has built nothing"
+    lines = [f"  {type(runtime).__name__} has built:"]
+    for number, name in enumerate(runtime.built, 1):
+        needs = ", ".join(services[name].dependencies)
+        lines.append(f"    {number}. {name} ({services[name].phase.name}){' <- ' + needs if needs else ''}")
+    return "\n".join(lines)
+
+
+def _known(runtime: Runtime, names: tuple[str, ...]) -> None:
+    known = type(runtime).plan().services
+    problems = [
+        Problem(name, f"no service of {type(runtime).__name__}", fix=f"name one of {', '.join(known)}")
+        for name in names
+        if name not in known
+    ]
+    if problems:
+        raise ServiceError("What is asserted cannot be so.", problems)

@@ -1,0 +1,200 @@
+"""The watch over what tests and services leave behind in the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from declaring import NOT_A_FOLDER, JobSettings, container_of, reading, runtime_of
+from leaking import LEAKS
+from runtime_di import CapabilityError, Phase, Runtime, service
+from runtime_di.testing import assert_no_effects
+from runtime_di.testing.leaks import Watch
+
+pytest_plugins = ["pytester"]
+
+LEAKY_TESTS = """
+import pytest
+from leaking import LEAKS
+from runtime_di import Phase, Runtime, RuntimeContainer, RuntimeSettings, service
+
+class LeakySettings(RuntimeSettings):
+    leak: str
+
+def open_leaky(leak):
+    LEAKS[leak][0]()
+    yield leak
+
+class LeakyContainer(RuntimeContainer):
+    leaky = service(Phase.RUNTIME, open_leaky, RuntimeContainer.settings.provided.leak)
+
+class LeakyRuntime(Runtime, container=LeakyContainer):
+    settings: LeakySettings
+    leaky: str
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_leaks(leak, open_runtime, leak_watch):
+    with open_runtime(LeakyRuntime, leak=leak) as runtime:
+        runtime.start()
+"""
+
+
+def test_every_kind_of_leak_is_told_with_its_service(pytester: pytest.Pytester) -> None:
+    """A test whose service leaks is an error that names the state and the service, whatever the kind."""
+    pytester.makepyfile(LEAKY_TESTS)
+
+    result = pytester.runpytest_subprocess("-p", "no:randomly", "-o", f"pythonpath={Path(__file__).parent}")
+
+    result.assert_outcomes(passed=len(LEAKS), errors=len(LEAKS))
+    reports = result.outlines
+    for leak, (_, told) in LEAKS.items():
+        heading = next(
+            number for number, line in enumerate(reports) if line.endswith(f"[{leak}] leaked state of the process.")
+        )
+        (line,) = [line for line in reports[heading + 1 : heading + 12] if told in line][:1] or [reports[heading + 1]]
+        assert told in line, leak
+        assert line.endswith("(changed by the service 'leaky' of LeakyRuntime)")
+        assert "  built meanwhile: LeakyRuntime: leaky" in reports[heading + 1 : heading + 12]
+
+
+def leaky_runtime(leak: Callable[[], object], undo: Callable[[], object] = lambda: None) -> type[Runtime]:
+    def open_leaky() -> Iterator[int]:
+        leak()
+        yield 1
+        undo()
+
+    return runtime_of(container_of({"leaky": service(Phase.RUNTIME, open_leaky)}))
+
+
+def test_what_a_service_undoes_is_no_leak(tmp_path: Path) -> None:
+    """A service that puts things back on close leaves nothing to tell."""
+    runtime_class = leaky_runtime(lambda: os.environ.update(LEAKED="1"), lambda: os.environ.pop("LEAKED"))
+    watch = Watch()
+
+    with watch.running():
+        with runtime_class.open() as runtime:
+            runtime.start()
+            open_leaks = watch.leaks()
+        closed_leaks = watch.leaks()
+
+    assert open_leaks[0] == (
+        "environment: LEAKED is set, and was not there (changed by the service 'leaky' of SmallRuntime)"
+    )
+    assert open_leaks[1:] == ["runtime: SmallRuntime was not closed; built: leaky"]
+    assert closed_leaks == []
+
+
+def test_refused_opening_leaves_no_open_runtime() -> None:
+    """An opening that fails is no open runtime, even while its error is kept."""
+    runtime_class, watch = runtime_of(reading([], "writer"), settings=JobSettings), Watch()
+
+    with watch.running():
+        with pytest.raises(CapabilityError) as kept:
+            runtime_class.open(JobSettings(writer={"folder": NOT_A_FOLDER}))
+        found = watch.leaks()
+
+    assert kept.value.problems
+    assert found == []
+
+
+def test_changed_and_deleted_variables_are_told_without_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value may be a secret, so the message has none."""
+    monkeypatch.setenv("CHANGED", "password1")
+    monkeypatch.setenv("DELETED", "password2")
+    watch = Watch()
+
+    with watch.running():
+        os.environ["CHANGED"] = "password3"
+        del os.environ["DELETED"]
+        found = watch.leaks()
+
+    assert found == ["environment: CHANGED has another value", "environment: DELETED is gone"]
+
+
+def test_what_is_about_to_end_is_waited_for() -> None:
+    """Threads and processes that end by themselves within a moment are no leak."""
+    watch, stop = Watch(), threading.Event()
+
+    with watch.running():
+        threading.Timer(0.1, stop.set).start()
+        threading.Thread(target=stop.wait).start()
+        child = subprocess.Popen(["sleep", "0.1"])
+        threading.Thread(target=child.wait).start()
+        found = watch.leaks()
+
+    assert found == []
+
+
+def test_ignored_kinds_are_not_told(pytester: pytest.Pytester) -> None:
+    """A marker switches the watch on for a module, leaves kinds out, or switches it off for one test."""
+    pytester.makeini("[pytest]\nruntime_di_leak_watch = true\n")
+    pytester.makepyfile(
+        """
+        import os, pytest
+        from leaking import LEAKS
+
+        def test_watched(): LEAKS["environment"][0]()
+
+        @pytest.mark.leak_watch(ignore=["environment"])
+        def test_ignored(): os.environ.pop("LEAKED")
+
+        @pytest.mark.leak_watch(False)
+        def test_unwatched(): LEAKS["thread"][0]()
+
+        def test_failed():
+            LEAKS["environment"][0]()
+            assert 0
+        """
+    )
+
+    result = pytester.runpytest_subprocess("-p", "no:randomly", "-o", f"pythonpath={Path(__file__).parent}")
+
+    result.assert_outcomes(passed=3, failed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        ["*::test_watched leaked state of the process.", "  environment: LEAKED is set, and was not there"]
+    )
+
+
+def test_effects_are_told_with_the_build_log(tmp_path: Path) -> None:
+    """assert_no_effects names every file that was made, changed or deleted, who did it, and what was built."""
+    old, changed, new = tmp_path / "old", tmp_path / "changed", tmp_path / "folder" / "new"
+    old.touch()
+    changed.touch()
+
+    def leak() -> None:
+        old.unlink()
+        changed.write_text("!")
+        new.parent.mkdir()
+        new.touch()
+
+    by = "(changed by the service 'leaky' of SmallRuntime)"
+
+    with pytest.raises(AssertionError) as caught, assert_no_effects(tmp_path), leaky_runtime(leak).open() as runtime:
+        runtime.start()
+
+    assert sorted(str(caught.value).splitlines()) == sorted(
+        [
+            "There were effects.",
+            f"  file: {changed} is 1 bytes instead of 0 bytes {by}",
+            f"  file: {old} is gone {by}",
+            f"  file: {new.parent} is there, and was not there {by}",
+            f"  file: {new} is 0 bytes, and was not there {by}",
+            "  built meanwhile: SmallRuntime: leaky",
+        ]
+    )
+
+
+def test_opening_has_no_effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime that is open and not asked for anything has changed nothing, in the working directory neither."""
+    from runtime_di.containers import TrainingRuntime, TrainingSettings
+
+    monkeypatch.chdir(tmp_path)
+
+    with assert_no_effects():
+        runtime = TrainingRuntime.open(TrainingSettings(writer={"folder": tmp_path / "run"}))
+    runtime.close()
