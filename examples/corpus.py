@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime_di import LaunchSettings, ReadableFile, Requirement, Section
+from runtime_di import LaunchSettings, Requirement, Section
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class PreparedCorpus:
+    """Token files of every split in a folder."""
+
+    field: str
+    folder: Path
+
+    def lacking(self) -> tuple[str, str] | None:
+        if all((self.folder / f"{split}.bin").is_file() for split in SPLITS):
+            return None
+        return "holds no corpus", "run examples/prepare_corpus.py, or name the folder that it made"
 
 
 class CorpusSettings(Section):
@@ -21,7 +35,7 @@ class CorpusSettings(Section):
     """Folder of train.bin and validation.bin, made by prepare_corpus.py."""
 
     def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:
-        return [ReadableFile("folder", self.folder / f"{split}.bin") for split in SPLITS]
+        return [PreparedCorpus("folder", self.folder)]
 
 
 class Corpus:

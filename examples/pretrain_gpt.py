@@ -90,7 +90,7 @@ def train(runtime: PretrainRuntime) -> None:
             writer.scalar("validation/loss", trainer.validate(), step)
         if checkpointer.due(step, last=steps):
             checkpointer.save(state, step)
-    runtime.log.info("validation loss %.3f after step %d", trainer.validate(), max(first, steps))
+    runtime.log.info("trained to step %d", max(first, steps))
     runtime.log.info("metrics in %s, latest checkpoint %s", settings.writer.folder, checkpointer.latest)
 
 

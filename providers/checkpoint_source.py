@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from runtime_di import fields
 from runtime_di.errors import SettingsError
 from runtime_di.providers.snapshot import CheckpointError, read_snapshot
-from runtime_di.sources import Layer, default_layer, merge_layers
+from runtime_di.sources import Layer, default_layer, settle
 
 if TYPE_CHECKING:
     from runtime_di.settings import RuntimeSettings
@@ -25,7 +25,8 @@ def checkpoint_layers(settings: type[RuntimeSettings], stronger: Sequence[Layer]
     Raises:
         SettingsError: the checkpoint cannot be read.
     """
-    section = merge_layers([*stronger, default_layer(settings)]).get("checkpoint")
+    _, said = settle([*stronger, default_layer(settings)], settings)
+    section = said.get("checkpoint")
     asked = section if isinstance(section, Mapping) else {}
     if not asked.get("load") or not _is_true(asked.get("load_settings", False)):
         return []

@@ -127,7 +127,13 @@ def open_writer(settings: WriterSettings, launch: LaunchSettings, run: Mapping[s
     if problems := list(settings.problems(launch)):
         raise SettingsError("The writer cannot be opened:", problems)
     with ExitStack() as stack:  # closes every backend, even if one fails to open or to close
-        backends = [stack.enter_context(closing(backend)) for backend in _open_backends(settings, launch)]
+        try:
+            backends = [stack.enter_context(closing(backend)) for backend in _open_backends(settings, launch)]
+        except OSError as error:
+            problem = Problem(
+                "writer.folder", str(error), str(settings.folder), fix="name a folder that can be written"
+            )
+            raise SettingsError("The writer cannot be opened:", [problem]) from error
         writer = FanOutWriter(backends) if backends else NullWriter()
         writer.settings(run)
         yield writer

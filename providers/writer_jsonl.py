@@ -20,7 +20,7 @@ BLOCK_BYTES = 1 << 16
 class JsonLinesSettings(Section):
     """A file of JSON lines in the run folder."""
 
-    file: Annotated[str, Field(pattern=r"^[^/\\]+$")] = "metrics.jsonl"
+    file: Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")] = "metrics.jsonl"
     """Name of the file; a run that is started again appends to it."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from runtime_di import conformance
@@ -13,6 +14,8 @@ from runtime_di.errors import Problem
 if TYPE_CHECKING:
     from runtime_di.plan import Plan
     from runtime_di.specs import ServiceSpec
+
+_OF_CONTEXT_MANAGERS = contextmanager(lambda: iter(())).__code__
 
 
 def problems(plan: Plan) -> Iterator[Problem]:
@@ -74,6 +77,11 @@ def _signature(spec: ServiceSpec) -> Iterator[Problem]:
     function = getattr(spec.factory, "__name__", repr(spec.factory))
     if inspect.iscoroutinefunction(spec.factory) or inspect.isasyncgenfunction(spec.factory):
         yield Problem(spec.name, f"its factory {function} is async", fix="declare a plain or a generator function")
+        return
+    if getattr(spec.factory, "__code__", None) is _OF_CONTEXT_MANAGERS:
+        yield Problem(
+            spec.name, f"its factory {function} is a context manager", fix="drop the decorator: a yield is enough"
+        )
         return
     try:
         signature = inspect.signature(spec.factory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeGuard, cast
 
 from dependency_injector import providers
@@ -56,6 +56,10 @@ class Reader:
 
     def _injection(self, owner: str, argument: Any) -> Injection:
         if not isinstance(argument, providers.Provider):
+            if any(isinstance(part, providers.Provider) for part in _parts(argument)):
+                fix = "use providers.List or providers.Dict of dependency-injector"
+                what = f"is given a plain {type(argument).__name__} with a provider in it, which nothing would resolve"
+                self.problems.append(Problem(owner, what, fix=fix))
             return Value(argument)
         root, attributes = _unwrap(argument)
         name = self.names.get(id(root))
@@ -123,3 +127,9 @@ def _containers() -> Iterator[type[RuntimeContainer]]:
         container = pending.pop()
         yield container
         pending += container.__subclasses__()
+
+
+def _parts(argument: Any) -> Iterable[Any]:
+    if isinstance(argument, dict):
+        return argument.values()
+    return argument if isinstance(argument, list | tuple | set) else ()

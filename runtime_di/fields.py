@@ -44,11 +44,10 @@ def marks(field: FieldInfo) -> set[Mark]:
 
 
 def tag(model: type[BaseModel]) -> str | None:
-    """The ``kind`` by which a discriminated union tells this section, or ``None``."""
+    """The one ``kind`` by which a discriminated union tells this section from others, or ``None``."""
     kind = model.model_fields.get("kind")
-    if kind is None or get_origin(kind.annotation) is not Literal:
-        return None
-    return str(get_args(kind.annotation)[0])
+    choices = get_args(kind.annotation) if kind is not None and get_origin(kind.annotation) is Literal else ()
+    return str(choices[0]) if len(choices) == 1 else None
 
 
 def walk(owners: Iterable[type[BaseModel]], prefix: str = "") -> Iterator[tuple[str, FieldInfo, type[BaseModel]]]:

@@ -54,13 +54,16 @@ class LaunchSettings(Section):
     """File in which the launcher looks for the error of this process."""
 
     def problems(self) -> Iterable[Problem]:
-        """Ranks that lie outside their world."""
+        """Ranks that lie outside their world, and worlds that cannot be."""
         if self.rank >= self.world_size:
             what = f"rank {self.rank} must be below the world size {self.world_size}"
             yield Problem("launch.rank", what, fix="start with torchrun, or mend RANK and WORLD_SIZE")
         if self.local_rank >= self.local_world_size:
             what = f"local rank {self.local_rank} must be below the local world size {self.local_world_size}"
             yield Problem("launch.local_rank", what, fix="start with torchrun, or mend LOCAL_RANK and LOCAL_WORLD_SIZE")
+        if self.local_world_size > self.world_size:
+            what = f"local world size {self.local_world_size} must not be above the world size {self.world_size}"
+            yield Problem("launch.local_world_size", what, fix="start with torchrun, or mend LOCAL_WORLD_SIZE")
         if self.world_size > 1 and self.master_port == 0:
             what = f"{self.world_size} ranks cannot meet on port 0"
             yield Problem("launch.master_port", what, fix="start with torchrun --standalone, which picks a free port")

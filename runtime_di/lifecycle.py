@@ -170,7 +170,7 @@ class Lifecycle:
             args = [self._argument(injection) for injection in spec.args]
             kwargs = {key: self._argument(injection) for key, injection in spec.kwargs.items()}
             made = spec.factory(*args, **kwargs)
-            if not inspect.isgeneratorfunction(function_of(spec.factory)):
+            if not (inspect.isgeneratorfunction(function_of(spec.factory)) and inspect.isgenerator(made)):
                 return made
             value = next(made)
         except RuntimeDIError:

@@ -85,13 +85,14 @@ def _tell(error: BaseException, text: str) -> None:
     prefix = f"[rank {launch['rank']}] " if launch.get("world_size", "1") != "1" and "rank" in launch else ""
     sys.stderr.write("".join(f"{prefix}{line}\n" for line in text.splitlines()))
     if "error_file" in launch:
-        _write_error_file(Path(launch["error_file"]), error)
+        _write_error_file(Path(launch["error_file"]), error, text)
 
 
-def _write_error_file(path: Path, error: BaseException) -> None:
+def _write_error_file(path: Path, error: BaseException, text: str) -> None:
     """Tell torchelastic's agent why this process ends, in the form that its own ``record`` writes."""
-    extra = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
-    message = {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}
+    told = f"{type(error).__name__}: {error}"
+    extra = {"py_callstack": told if text == str(error) else text, "timestamp": str(int(time.time()))}
+    message = {"message": told, "extraInfo": extra}
     partial = path.with_suffix(".partial")
     try:
         partial.write_text(json.dumps({"message": message}))

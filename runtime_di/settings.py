@@ -67,7 +67,7 @@ class RuntimeSettings(BaseSettings):
         if layers is None:
             layers = (Layer("constructor", values), sources.launch_layer(), sources.default_layer(type(self)))
         problems = list(sources.launch_problems(layers))
-        merged = sources.merge_layers(layers)
+        layers, merged = sources.settle(layers, type(self))
         try:
             BaseModel.__init__(self, **merged)
         except ValidationError as error:
@@ -193,7 +193,7 @@ class RuntimeSettings(BaseSettings):
         wrong = [problem.where for problem in invalid]
         try:
             rest = type(self).model_construct()
-            BaseModel.__init__(rest, **_without(merged, wrong))
+            BaseModel.__init__(rest, **sources.without(merged, wrong))
         except ValidationError:
             return
         rest._sources = layers
@@ -236,14 +236,6 @@ def _shown(settings: type[RuntimeSettings], path: str, value: Any) -> str:
         parts = [f"{name}: {_shown(settings, f'{path}.{name}', part)}" for name, part in value.items()]
         return "{" + ", ".join(parts) + "}"
     return str(value) if isinstance(value, str | Path) else repr(value)
-
-
-def _without(values: Mapping[str, Any], paths: Sequence[str], prefix: str = "") -> dict[str, Any]:
-    kept = {name: value for name, value in values.items() if prefix + name not in paths}
-    return {
-        name: _without(value, paths, f"{prefix}{name}.") if isinstance(value, Mapping) else value
-        for name, value in kept.items()
-    }
 
 
 def _overlaps(path: str, other: str) -> bool:

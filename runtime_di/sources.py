@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ class Layer:
 
     name: str
     values: Mapping[str, Any]
+    said: tuple[str, ...] = ()
+    """Paths of the flags or variables that were given; one may say a whole section as JSON."""
 
     def get(self, path: str) -> Any:
         """The value at a dotted path, or the sentinel that `has` tests for."""
@@ -47,30 +49,65 @@ class Layer:
 
     def origin(self, path: str) -> str:
         """How the user set ``path`` here, such as ``environment RUNTIME_DI_PARALLEL__TENSOR``."""
+        given = max((said for said in self.said if f"{path}.".startswith(f"{said}.")), key=len, default=path)
         if self.name == "command line":
-            return f"command line --{path}"
+            return f"command line --{given}"
         if self.name == "environment":
-            return f"environment {_variable_of(path)}"
+            return f"environment {_variable_of(given)}"
         if self.name == "launcher":
             return f"environment {LAUNCH_VARIABLES.get(path.removeprefix('launch.'), path)}"
         return self.name
 
 
-def merge(weaker: Any, stronger: Any) -> Any:
-    """Lay one source's values over a weaker one's; a section of another ``kind`` replaces the weaker one whole."""
-    if not isinstance(weaker, Mapping) or not isinstance(stronger, Mapping):
-        return stronger
-    if "kind" in weaker and "kind" in stronger and weaker["kind"] != stronger["kind"]:
-        return stronger
-    return {**weaker, **{name: merge(weaker.get(name), value) for name, value in stronger.items()}}
+def settle(layers: Sequence[Layer], settings: type[BaseModel]) -> tuple[tuple[Layer, ...], dict[str, Any]]:
+    """Lay the stronger layers over the weaker ones; a section of another ``kind`` replaces the weaker one whole.
 
-
-def merge_layers(layers: Sequence[Layer]) -> dict[str, Any]:
-    """Merge layers, given the strongest first."""
+    Returns:
+        The layers, the strongest first, without what was replaced; and the values that follow from them.
+    """
+    counting: list[Layer] = []
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
-        merged = merge(merged, layer.values)
-    return merged
+        replaced = list(_replaced(merged, layer.values, [settings]))
+        counting = [replace(weaker, values=without(weaker.values, replaced)) for weaker in counting]
+        merged = _merge(without(merged, replaced), layer.values)
+        counting.insert(0, layer)
+    return tuple(counting), merged
+
+
+def _replaced(
+    weaker: Mapping[str, Any], stronger: Mapping[str, Any], owners: Sequence[type[BaseModel]], prefix: str = ""
+) -> Iterator[str]:
+    """Paths of the sections that ``stronger`` says to be of another kind."""
+    for name, value in stronger.items():
+        below = weaker.get(name)
+        nested = [
+            model
+            for owner in owners
+            if name in owner.model_fields
+            for model in fields.models(owner.model_fields[name].annotation)
+        ]
+        if not isinstance(value, Mapping) or not isinstance(below, Mapping):
+            continue
+        if any(map(fields.tag, nested)) and {"kind"} <= value.keys() & below.keys() and value["kind"] != below["kind"]:
+            yield prefix + name
+        else:
+            yield from _replaced(below, value, nested, f"{prefix}{name}.")
+
+
+def _merge(weaker: Any, stronger: Any) -> Any:
+    if not isinstance(weaker, Mapping) or not isinstance(stronger, Mapping):
+        return stronger
+    return {**weaker, **{name: _merge(weaker.get(name), value) for name, value in stronger.items()}}
+
+
+def without(values: Mapping[str, Any], paths: Sequence[str], prefix: str = "") -> dict[str, Any]:
+    """Nested values less those at some dotted paths."""
+    kept = {name: value for name, value in values.items() if prefix + name not in paths}
+    return {
+        name: without(value, paths, f"{prefix}{name}.") if isinstance(value, Mapping) else value
+        for name, value in kept.items()
+    }
 
 
 def default_layer(settings: type[RuntimeSettings]) -> Layer:
@@ -115,7 +152,8 @@ def command_line_layer(settings: type[RuntimeSettings], argv: Sequence[str]) -> 
     if problems:
         raise SettingsError(f"The command line of {settings.__name__} is wrong.", problems)
     try:
-        return Layer("command line", CliSettingsSource[Any](settings, cli_parse_args=args)())
+        flags = tuple(arg.partition("=")[0].removeprefix("--") for arg in args if arg.startswith("--"))
+        return Layer("command line", CliSettingsSource[Any](settings, cli_parse_args=args)(), flags)
     except SourceError as error:
         told = str(error).removeprefix("error parsing CLI: ")
         fix = "see --help; a switch takes no value: --name or --no-name"
@@ -153,7 +191,7 @@ def environment_layer(settings: type[RuntimeSettings], known_to: Iterable[type[R
     ours = {name.lower() for name, path in paths.items() if fields.knows(settings, path)}
     source.env_vars = {name: value for name, value in source.env_vars.items() if name.lower() in ours}
     try:
-        return Layer("environment", source())
+        return Layer("environment", source(), tuple(paths.values()))
     except SourceError as error:
         what = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
         raise SettingsError(
@@ -198,6 +236,8 @@ def _read(settings: type[RuntimeSettings], path: Path) -> dict[str, Any]:
             return YamlConfigSettingsSource(settings, yaml_file=path)()
         except yaml.YAMLError as error:
             raise ValueError(f"not YAML: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise ValueError("it holds no mapping of settings") from error
     if path.suffix == ".toml":
         try:
             return TomlConfigSettingsSource(settings, toml_file=path)()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import pytest
@@ -280,3 +281,27 @@ def test_plan_of_a_container_without_a_runtime_is_checked_too() -> None:
         PlanError, match=r"SmallContainer cannot be built as declared: 1 problem.*\n.*too many positional"
     ):
         plan.check()
+
+
+@contextmanager
+def managed() -> Iterator[int]:
+    yield 1
+
+
+def test_context_manager_and_hidden_providers_are_told() -> None:
+    """A factory decorated as a context manager, and a provider in a plain list, are told with what to use instead."""
+
+    class Container(RuntimeContainer):
+        first = service(Phase.RUNTIME, managed)
+        second = service(Phase.RUNTIME, list, [first])
+
+    with pytest.raises(PlanError) as caught:
+        Plan(Container).check()
+
+    assert str(caught.value) == (
+        "Container cannot be built as declared: 2 problems.\n"
+        "  second: is given a plain list with a provider in it, which nothing would resolve\n"
+        "    fix: use providers.List or providers.Dict of dependency-injector\n"
+        "  first: its factory managed is a context manager\n"
+        "    fix: drop the decorator: a yield is enough"
+    )

@@ -103,7 +103,7 @@ def test_yaml_file_says_the_same_as_toml(tmp_path: Path) -> None:
     ("name", "content", "told_in_message"),
     [
         ("job.yaml", "a: [", "not YAML"),
-        ("job.yaml", "- 1\n- 2\n", "job.yaml"),
+        ("job.yaml", "- 1\n- 2\n", "it holds no mapping of settings"),
         ("job.toml", "a = ", "not TOML"),
         ("job.ini", "", "a settings file ends in .yaml, .yml or .toml, not '.ini'"),
         ("job.toml", None, "no such file"),
@@ -279,6 +279,10 @@ def test_launch_settings_from_a_caller_win(monkeypatch: pytest.MonkeyPatch) -> N
             "launch.local_rank = 1 (from environment LOCAL_RANK): local rank 1 must be below",
         ),
         (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "4"},
+            "launch.local_world_size = 4 (from environment LOCAL_WORLD_SIZE): local world size 4 must not be above",
+        ),
+        (
             {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "0"},
             "launch.master_port = 0 (from environment MASTER_PORT): 2 ranks cannot meet on port 0",
         ),
@@ -399,3 +403,46 @@ def test_explaining_an_unknown_setting_names_the_closest() -> None:
     """explain of a misspelt path is a SettingsError."""
     with pytest.raises(SettingsError, match=r"did you mean sizes\.tensor\?"):
         JobSettings().explain("sizes.tenso")
+
+
+class DeviceSection(Section):
+    kind: Literal["auto", "cpu"] = "auto"
+    """Where to compute."""
+    index: int = 0
+
+
+class DeviceJobSettings(RuntimeSettings):
+    device: DeviceSection = DeviceSection()
+
+
+def test_field_that_happens_to_be_named_kind_is_a_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A section that is no member of a union keeps its other values when its kind is set; --help lists all."""
+    file = tmp_path / "job.toml"
+    file.write_text('[device]\nkind = "auto"\nindex = 5\n')
+
+    settings = DeviceJobSettings.load(["--config", str(file), "--device.kind", "cpu"])
+    with pytest.raises(SystemExit):
+        DeviceJobSettings.load(["--help"])
+
+    assert settings.device == DeviceSection(kind="cpu", index=5)
+    assert "--device.kind {auto,cpu}\n        Where to compute. (default: auto)" in capsys.readouterr().out
+
+
+def test_replaced_section_is_no_source(tmp_path: Path) -> None:
+    """What a weaker source said of a section of another kind is neither explained nor blamed."""
+    file = tmp_path / "job.toml"
+    file.write_text('[text]\nkind = "byte"\nextra_tokens = 7\n')
+
+    message = told(["--config", str(file), "--text.kind", "file"])
+    settings = JobSettings.load(["--config", str(file), "--text.kind", "file", "--text.path", "x"])
+
+    assert message.endswith("  text.path: field required")
+    assert settings.explain("text.extra_tokens").source == "default"
+
+
+def test_json_variable_is_named_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A section said as JSON is blamed on the variable or flag that said it."""
+    monkeypatch.setenv("RUNTIME_DI_SIZES", '{"tensr": 4}')
+
+    assert "sizes.tensr = 4 (from environment RUNTIME_DI_SIZES): unknown setting" in told([])
+    assert "(from command line --sizes)" in told(["--sizes", '{"tensor": "x"}'])

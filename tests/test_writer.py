@@ -252,7 +252,7 @@ def test_one_failing_close_keeps_no_other_from_closing(tmp_path: Path, monkeypat
 
 
 def test_failed_opening_closes_what_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a backend cannot be opened, those opened before it are closed."""
+    """When a backend cannot be opened, those opened before it are closed, and the folder and the reason are told."""
     closed = []
 
     def fail(*_: object) -> None:
@@ -262,7 +262,7 @@ def test_failed_opening_closes_what_was_opened(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(JsonLinesWriter, "close", lambda writer: closed.append(writer._file.close()))
     settings = WriterSettings(folder=tmp_path, tensorboard=TensorBoardSettings())
 
-    with pytest.raises(OSError, match="no thread"), opened(settings, ALONE, {}):
+    with pytest.raises(SettingsError, match="writer.folder = .*: no thread"), opened(settings, ALONE, {}):
         pass
 
     assert closed == [None]
