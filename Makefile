@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RANKS ?= 2
 
-.PHONY: train test check bench bench-groups clean
+.PHONY: train test lint check bench bench-groups clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,11 +17,12 @@ train: $(VENV)/ready  ## Train a small GPT on two ranks; run again to go on afte
 test: $(VENV)/ready  ## Run every test.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
-check: $(VENV)/ready  ## Lint, type-check and test.
+lint: $(VENV)/ready  ## Lint and type-check.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
+check: lint test  ## Lint, type-check and test.
 
 $(VENV)/bench: $(VENV)/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
