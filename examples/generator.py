@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from sampling import SamplingSettings
 
 
+_COLDEST = 1e-30
+"""What a temperature between it and 0 counts as; below it, the reciprocal that GPUs multiply by would be infinite."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What was generated.
@@ -56,7 +60,8 @@ class _Request:
     def draw(self, logits: torch.Tensor) -> int:
         if self.sampling.temperature == 0:
             return int(logits.argmax())
-        weights = torch.softmax(logits / self.sampling.temperature, dim=-1)
+        below = logits - logits.max()  # the likeliest token stays at 0, whatever it is divided by
+        weights = torch.softmax(below / max(self.sampling.temperature, _COLDEST), dim=-1)
         return int(torch.multinomial(weights, 1, generator=self.random))
 
 
@@ -159,11 +164,20 @@ class Generator:
     def _advance(self, requests: list[_Request]) -> None:
         places, starts, tokens = zip(*((each.place, each.start, each.pending) for each in requests), strict=True)
         for request, scores in zip(requests, self._decoder.next_logits(Batch(places, starts, tokens)), strict=True):
-            request.drawn.append(request.draw(scores))
-            if self._is_complete(request):
-                self._running.remove(request)
-                self._places.append(request.place)
-                request.future.set_result(self._answer(request))
+            try:
+                request.drawn.append(request.draw(scores))
+                answer = self._answer(request) if self._is_complete(request) else None
+            except Exception as error:  # noqa: BLE001 - told to who waits for this answer; the others go on
+                self._release(request)
+                request.future.set_exception(error)
+            else:
+                if answer is not None:
+                    self._release(request)
+                    request.future.set_result(answer)
+
+    def _release(self, request: _Request) -> None:
+        self._running.remove(request)
+        self._places.append(request.place)
 
     def _is_complete(self, request: _Request) -> bool:
         full = len(request.prompt) + len(request.drawn) > self._decoder.length

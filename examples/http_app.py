@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -26,16 +27,19 @@ def app_of(generator: Generator, defaults: SamplingSettings) -> Starlette:
 
     async def generate(request: Request) -> JSONResponse:
         try:
-            asked = body.model_validate({**dict(defaults), **_object(await request.json())})
+            asked = body.model_validate({**dict(defaults), **_object(await request.body())})
             sampling = SamplingSettings(**asked.model_dump(exclude={"prompt"}))
             future = await run_in_threadpool(generator.submit, asked.model_dump()["prompt"], sampling)
         except ValidationError as error:
-            return JSONResponse({"error": error.errors(include_url=False, include_context=False)}, 422)
+            told = error.errors(include_url=False, include_context=False, include_input=False)
+            return JSONResponse({"error": told}, 422)
         except ValueError as error:
             return JSONResponse({"error": str(error)}, 422)
         except RuntimeError as error:
             return JSONResponse({"error": str(error)}, 503)
-        answer = await asyncio.wrap_future(future)
+        (answer,) = await asyncio.gather(asyncio.wrap_future(future), return_exceptions=True)
+        if isinstance(answer, BaseException):
+            return JSONResponse({"error": f"no answer: {answer!r}"}, 503)
         return JSONResponse(asdict(answer))
 
     async def health(_: Request) -> JSONResponse:
@@ -47,7 +51,14 @@ def app_of(generator: Generator, defaults: SamplingSettings) -> Starlette:
     return Starlette(routes=[Route("/generate", generate, methods=["POST"]), Route("/health", health)])
 
 
-def _object(value: object) -> dict[str, object]:
+def _object(body: bytes) -> dict[str, object]:
+    try:
+        value = json.loads(body)
+        json.dumps(value, ensure_ascii=False).encode()  # halves of a character pass JSON, and no tokenizer
+    except UnicodeError as error:
+        raise ValueError(f"the body holds text that is no Unicode: {error}") from error
+    except RecursionError as error:
+        raise ValueError("the body is nested too deeply") from error
     if not isinstance(value, dict):
         raise ValueError(f"the body is a JSON object with a prompt, not {type(value).__name__}")
     return value

@@ -14,7 +14,7 @@ class SamplingSettings(Section):
 
     max_tokens: PositiveInt = 64
     """Most tokens of an answer; it ends earlier where the model ends the document or the cache is full."""
-    temperature: NonNegativeFloat = 0.0
+    temperature: Annotated[NonNegativeFloat, Field(allow_inf_nan=False)] = 0.0
     """0 takes the likeliest token every time; 1 draws by the model's own probabilities."""
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
     """Equal prompts with equal seeds get equal answers, whatever else is generated meanwhile."""

@@ -97,7 +97,8 @@ def open_grids(
         distributed: how ranks talk to each other.
         launch: which rank of how many this is.
         process_groups: of the world that the grids divide.
-        embedding: which ranks of a pipeline group hold embeddings, instead of its first and last.
+        embedding: which ranks of a pipeline group hold embeddings, instead of its first and last; not asked where that
+            is one.
 
     Raises:
         SettingsError: the grids do not fit the world.

@@ -44,7 +44,8 @@ class RankGrid:
         etp: expert-tensor size; ``tp`` unless given.
         order: axes, fastest first.
         offset: first rank of the grid, for a grid on a part of a world.
-        embedding: which ranks of a pipeline group hold embeddings; the first and the last unless given.
+        embedding: which ranks of a pipeline group hold embeddings; the first and the last unless given. It is not
+            asked where there is one stage, whose rank holds them all.
 
     Raises:
         SettingsError: sizes that do not fit the world, all of them told.
@@ -143,7 +144,7 @@ class RankGrid:
 
         Ranks in no embedding group count as groups of one. Sizes alone decide, so that all ranks answer alike.
         """
-        if kind == "position_embedding" or (kind == "embedding" and not self.embedding and self.pp == 1):
+        if kind == "position_embedding" or (kind == "embedding" and self.pp == 1):
             return ()
         if kind == "embedding":
             return self.partition("pp") if not self.embedding and self.pp == 2 else kind  # noqa: PLR2004
@@ -159,7 +160,7 @@ class RankGrid:
         return tuple(sorted((self._strides[axis], self.sizes[axis]) for axis in axes))
 
     def _embedding(self, stages: tuple[int, ...], kind: Kind) -> list[int]:
-        if kind == "position_embedding":
+        if kind == "position_embedding" or self.pp == 1:
             return [stages[0]]
         held = sorted({stages[0], stages[-1]} if self.embedding is None else {*self.embedding(stages)})
         if not held or not {*held} <= {*stages}:

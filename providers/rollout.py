@@ -15,6 +15,7 @@ from runtime_di.providers.rng_streams import RandomStreams
 from runtime_di.section import Section
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 
@@ -40,6 +41,7 @@ class Rollout:
         self._settings, self._link, self._streams = settings, grids.links["weights"], streams
         self._device = grids["rollout"].device_type
         self._policy: nn.Module | None = None
+        self._dtypes: list[torch.dtype] = []
         self._is_open = True
 
     @property
@@ -55,7 +57,8 @@ class Rollout:
     def update(self, trained: nn.Module | None) -> None:
         """Give the policy the weights of the trained model; collective over both grids.
 
-        The two may be sharded differently: weights go over whole, one at a time, and each rank keeps its part.
+        The two may be sharded differently: weights go over whole, one at a time, and each rank keeps its part. They
+        may differ in dtype too: weights go over in the trained model's, and are cast to the policy's.
 
         Args:
             trained: on the ranks of the trainer, a model with the parameters that the policy has, in the same order.
@@ -68,8 +71,8 @@ class Rollout:
             self._compare(trained)
         sources = trained.parameters() if trained is not None else repeat(None)
         targets = self._generating().parameters() if self.is_here else repeat(None)
-        for source, target in zip(sources, targets, strict=False):
-            self._move(source, target)
+        for source, target, dtype in zip(sources, targets, self._dtypes, strict=False):
+            self._move(source, target, dtype)
         self.version += 1
 
     def generate(self, prompts: Tensor, size: int) -> Tensor:
@@ -99,22 +102,27 @@ class Rollout:
         self._policy, self._is_open = None, False
 
     def _compare(self, trained: nn.Module | None) -> None:
-        """See that both models have the same weights, before some rank waits for what none sends."""
+        """See that both models have the same weights, before some rank waits for what none sends; learn the dtypes."""
         import torch
 
-        own = [_digest(model) for model in (trained, self._policy) if model is not None]
+        models = [model for model in (trained, self._policy) if model is not None]
+        own = [_digest(model) for model in models]
         told = torch.tensor(own[0], device=self._device)
         self._link.publish(told)
         if {*own} != {int(told)}:
             raise _error("has a policy with other weights than the trained model", fix="make both of the same shape")
+        known = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+        places = [known.index(weight.dtype) for weight in models[0].parameters()]
+        self._link.publish(sent := torch.tensor(places, dtype=torch.int64, device=self._device))
+        self._dtypes = [known[place] for place in sent.tolist()]
 
-    def _move(self, source: Tensor | None, target: Tensor | None) -> None:
+    def _move(self, source: Tensor | None, target: Tensor | None, dtype: torch.dtype) -> None:
         import torch
 
         if source is not None:
-            self._link.publish(weight := _whole(source))
+            self._link.publish(weight := _whole(source).to(dtype))
         elif target is not None:
-            self._link.publish(weight := torch.empty(target.shape, dtype=target.dtype, device=target.device))
+            self._link.publish(weight := torch.empty(target.shape, dtype=dtype, device=target.device))
         if target is not None:
             _fill(target, weight)
 

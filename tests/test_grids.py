@@ -212,6 +212,23 @@ def test_grids_in_a_callers_world() -> None:
     assert [name for name, *_ in told] == ["vision", "vision", "language", "language"]
 
 
+def test_a_callers_rule_is_not_asked_about_one_stage() -> None:
+    """A rule for stages after the first divides the grid that has them; the world and the other grid have none."""
+    settings = MimoSettings(
+        launch={"world_size": 8},
+        grids={"language": {"size": 4, "parallel": {"pipeline": 4}}},
+        distributed={"backend": "fake"},
+        device=CPU,
+        batch={"global_size": 8},
+    )
+
+    with MimoRuntime.open(settings, overrides={"embedding": lambda stages: stages[1:3]}) as runtime:
+        runtime.start()
+
+        assert runtime.grids["language"].grid.groups("embedding") == [(5, 6)]
+        assert runtime.grids["vision"].ranks("embedding") == runtime.process_groups.ranks("embedding") == (0,)
+
+
 def test_a_callers_rule_places_embeddings_on_each_grid() -> None:
     """An embedding rule given at opening holds on every grid."""
     settings = MimoSettings(

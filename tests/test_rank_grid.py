@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from math import prod
+from math import lcm, prod
 from pathlib import Path
+from random import Random
 from typing import Any, get_args
 
 import pytest
@@ -117,6 +118,39 @@ def test_equal_partitions_are_equal_groups(grid: RankGrid) -> None:
     for kind in KINDS:
         for other in KINDS:
             assert (grid.partition(kind) == grid.partition(other)) == (groups[kind] == groups[other]), (kind, other)
+
+
+def random_grid(random: Random) -> RankGrid:
+    """A grid of at most 64 ranks, of random sizes in either order."""
+    while True:
+        tp, pp, cp, ep, etp = (random.choice((1, 1, 2, 3, 4)) for _ in range(5))
+        order: Order = random.choice(get_args(Order))
+        world_size = lcm(tp * cp * pp, etp * ep * pp) * random.choice((1, 2, 3))
+        fits = order == "tp-cp-ep-dp-pp" or pp == 1 or tp * cp == etp * ep
+        if fits and world_size <= 64:
+            return RankGrid(world_size=world_size, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, order=order, offset=world_size)
+
+
+def test_thousands_of_grids() -> None:
+    """On each of many grids groups partition it, a rank's group holds the rank, and tp meets dp_cp in it alone."""
+    random = Random(0)
+
+    for _ in range(2500):
+        grid = random_grid(random)
+        ranks = range(grid.offset, grid.offset + grid.world_size)
+        rank = random.choice(ranks)
+        for kind in KINDS[:-2]:
+            assert sorted(held for group in grid.groups(kind) for held in group) == [*ranks], (grid, kind)
+            assert rank in grid.group_of(rank, kind), (grid, kind, rank)
+        assert {*grid.group_of(rank, "tp")} & {*grid.group_of(rank, "dp_cp")} == {rank}, (grid, rank)
+
+
+def test_one_stage_holds_both_embeddings() -> None:
+    """A caller's rule is not asked where a pipeline has one stage: that rank holds the embeddings, in a group alone."""
+    grid = RankGrid(world_size=2, embedding=lambda stages: stages[1:3])
+
+    assert grid.groups("embedding") == [(0,), (1,)]
+    assert grid.partition("embedding") == grid.partition("position_embedding")
 
 
 def test_a_rank_outside_the_grid_is_in_no_group() -> None:

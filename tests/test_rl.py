@@ -125,6 +125,47 @@ def test_rollout_generates_with_the_trainers_weights(
     assert run_ranks(generate_with_published_weights, num_ranks, grids) == expected
 
 
+def generate_in_another_dtype(grids: dict[str, Any], trained_in: str, generates_in: str) -> list[Any]:
+    """Publish weights of one dtype, twice, to a policy that has another; return the policy's dtype and weights."""
+    with RLRuntime.open(settings(grids)) as runtime:
+        runtime.start()
+        rollout = runtime.rollout
+        policy, trained = table(runtime, "rollout", 0.0) if rollout.is_here else None, None
+        if policy is not None:
+            rollout.load(policy.to(getattr(torch, generates_in)))
+        if runtime.grids["trainer"].is_here:
+            trained = table(runtime, "trainer", 100.5).to(getattr(torch, trained_in))
+        rollout.update(trained)
+        rollout.update(trained)
+        if policy is None:
+            return []
+        rows = policy.rows.full_tensor() if isinstance(policy.rows, DTensor) else policy.rows
+        return [str(rows.dtype), rows.max().item()]
+
+
+APART: dict[str, Any] = {"rollout": {"size": 1}}
+APART_AND_SPLIT: dict[str, Any] = {"trainer": {"size": 1}, "rollout": {"parallel": {"tensor": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "grids", "dtypes"),
+    [
+        (1, {}, ("float32", "bfloat16")),
+        (2, APART, ("float32", "bfloat16")),
+        (2, APART, ("bfloat16", "float32")),
+        (3, APART_AND_SPLIT, ("float32", "bfloat16")),
+    ],
+    ids=["shared", "apart", "apart, wider", "apart, split"],
+)
+def test_a_policy_of_another_dtype_takes_the_weights(
+    num_ranks: int, grids: dict[str, Any], dtypes: tuple[str, str]
+) -> None:
+    """Weights arrive in the trained model's dtype, and the policy keeps them in its own."""
+    got = run_ranks(generate_in_another_dtype, num_ranks, grids, *dtypes, timeout_s=60)
+
+    assert [told for told in got if told] == [[f"torch.{dtypes[1]}", 100.5]] * max(num_ranks - 1, 1)
+
+
 def test_a_policy_of_another_shape_is_told() -> None:
     """A rollout whose policy has other weights than the trained model says so instead of waiting."""
     with pytest.raises(RanksError) as failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -175,8 +176,8 @@ class SlowDecoder:
         self.dismissed = True
 
 
-def generator_of(decoder: Any) -> Generator:
-    return Generator(decoder, ByteTokenizer(), idle_s=0.01)
+def generator_of(decoder: Any, tokenizer: Any = None) -> Generator:
+    return Generator(decoder, tokenizer or ByteTokenizer(), idle_s=0.01)
 
 
 def test_requests_join_the_running_batch() -> None:
@@ -232,6 +233,40 @@ def test_broken_model_is_told_to_everybody() -> None:
     assert decoder.dismissed
 
 
+def test_coldest_draw_is_the_likeliest_token() -> None:
+    """A temperature near zero, which no float32 logits can be divided by, draws the likeliest token."""
+    decoder = SlowDecoder()
+    decoder.go.set()
+
+    with generator_of(decoder) as generator:
+        cold = (generator.submit("a", SamplingSettings(max_tokens=3, temperature=t)) for t in (1e-42, 5e-324))
+        answers = [future.result(30).text for future in cold]
+
+    assert answers == ["bcd"] * 2
+
+
+class PartlyBrokenDecoder(SlowDecoder):
+    """Has no probabilities for what follows the letter x."""
+
+    def next_logits(self, batch: Batch) -> torch.Tensor:
+        logits = super().next_logits(batch)
+        logits[[tokens[-1] == ord("x") for tokens in batch.tokens]] = torch.nan
+        return logits
+
+
+def test_a_draw_that_fails_fails_alone() -> None:
+    """What cannot be drawn for one request is told to it; its place is free again, and the others are answered."""
+    decoder = PartlyBrokenDecoder()
+
+    with generator_of(decoder) as generator:
+        asked = [generator.submit(text, SamplingSettings(max_tokens=3, temperature=0.01)) for text in "axxxA"]
+        decoder.go.set()
+        told = [future.exception(30) for future in asked]
+
+    assert [type(error) for error in told] == [type(None), *[RuntimeError] * 3, type(None)]
+    assert [asked[0].result().text, asked[4].result().text] == ["bcd", "BCD"]
+
+
 def error_of(future: Future[Any]) -> str:
     try:
         return type(future.exception(30)).__name__
@@ -280,6 +315,69 @@ def ask(url: str, body: Any = None) -> tuple[int, Any]:
         except urllib.error.URLError:
             time.sleep(0.1)
     raise TimeoutError(url)
+
+
+def post(generator: Generator, body: bytes) -> tuple[int, Any]:
+    """Status and JSON that the application answers with, without a socket."""
+    from http_app import app_of
+
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": []}
+    asyncio.run(app_of(generator, SamplingSettings())(scope, receive, send))
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+class StrictTokenizer(ByteTokenizer):
+    """Refuses halves of a character as the tokenizers library does."""
+
+    def encode(self, text: str) -> list[int]:
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise TypeError("TextInputSequence must be str")
+        return super().encode(text)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"prompt": "\ud800"}',
+        rb'{"prompt": "a", "\ud800": 1}',
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "max_tokens": NaN}',
+        b'{"prompt": "\xff"}',
+        b"[" * 100_000,
+    ],
+    ids=["surrogate", "surrogate key", "NaN", "infinity", "NaN tokens", "no UTF-8", "too deep"],
+)
+def test_bad_input_is_told_in_json(body: bytes) -> None:
+    """What a client gets wrong is its error, told in JSON, whatever it sent."""
+    decoder = SlowDecoder()
+    decoder.go.set()
+
+    with generator_of(decoder, StrictTokenizer()) as generator:
+        status, told = post(generator, body)
+
+    assert (status, [*told]) == (422, ["error"])
+
+
+def test_failure_is_told_in_json() -> None:
+    """A request that the model fails on is answered with 503 and the reason."""
+    decoder = SlowDecoder(fails_after=0)
+    decoder.go.set()
+
+    with pytest.raises(ArithmeticError), generator_of(decoder) as generator:
+        failed = post(generator, b'{"prompt": "a"}')
+        late = post(generator, b'{"prompt": "a"}')
+
+    assert failed == (503, {"error": "no answer: ArithmeticError('the model broke')"})
+    assert late == (503, {"error": "the generator answers no more"})
 
 
 @pytest.mark.timeout(240)
