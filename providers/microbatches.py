@@ -142,6 +142,9 @@ class MicrobatchCalculator:
         data_parallel: ranks that share a global batch.
     """
 
+    micro_size: int
+    data_parallel: int
+
     def __init__(self, settings: BatchSettings, data_parallel: int) -> None:
         self.micro_size = settings.micro_size
         self.data_parallel = data_parallel

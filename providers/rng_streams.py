@@ -22,6 +22,8 @@ class RandomStreams:
         seeds: stream to the seed that it started from.
     """
 
+    seeds: dict[str, int]
+
     def __init__(self, seeds: Mapping[str, int], device: torch.device, without: str | None = None) -> None:
         """Make a generator for each seed, but for the stream ``without``, which others run on."""
         import torch

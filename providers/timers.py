@@ -43,8 +43,10 @@ class Timers:
             ``torch.cuda.synchronize`` once a GPU is in use. ``None`` times what the host does.
     """
 
+    synchronize: Callable[[], object] | None
+
     def __init__(self, clock: Clock = time.perf_counter, level: int = 0, report: Report = "max") -> None:
-        self.synchronize: Callable[[], object] | None = None
+        self.synchronize = None
         self._clock = clock
         self._level = level
         self._report = report

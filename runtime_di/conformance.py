@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import re
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any, ClassVar, get_args, get_origin
@@ -62,6 +65,14 @@ def resolve(annotation: Any, module: str) -> Any:
         return eval(annotation, {}, _Names(module))  # noqa: S307 - the program's own annotations
     except (LookupError, NameError, AttributeError, TypeError, SyntaxError):
         return UNDECIDED
+
+
+def resolve_importing(annotation: Any, module: str) -> Any:
+    """The same, once what the annotation names and ``module`` imports for type checkers alone is imported."""
+    for name, (hidden, _) in type_checking_imports(module).items():
+        if re.search(rf"\b{name}\b", str(annotation)):
+            importlib.import_module(hidden)
+    return resolve(annotation, module)
 
 
 def annotations_of(owner: type) -> dict[str, tuple[Any, str]]:
@@ -122,21 +133,29 @@ def class_misfits(result: Any, annotation: Any) -> list[str]:
     """Why instances of a class do not fit an annotation; empty if they do or it cannot be decided."""
     if not isinstance(result, type) or result is Any or result is annotation:
         return []
-    return _misfits(annotation, lambda cls: issubclass(result, cls), lambda protocol: _class_lacks(result, protocol))
+    return _misfits(
+        annotation,
+        lambda cls: [] if issubclass(result, cls) else [f"is no {cls.__name__}"],
+        lambda protocol: _class_lacks(result, protocol),
+    )
 
 
 def value_misfits(value: Any, annotation: Any) -> list[str]:
     """Why a value does not fit an annotation; empty if it does or it cannot be decided."""
-    return _misfits(annotation, lambda cls: isinstance(value, cls), lambda protocol: _value_lacks(value, protocol))
+    return _misfits(
+        annotation,
+        lambda cls: _overriding_misfits(value, cls) if isinstance(value, cls) else [f"is no {cls.__name__}"],
+        lambda protocol: _value_lacks(value, protocol),
+    )
 
 
-def _misfits(annotation: Any, is_a: Callable[[type], bool], lacks: Callable[[type], list[str]]) -> list[str]:
+def _misfits(annotation: Any, is_none_of: Callable[[type], list[str]], lacks: Callable[[type], list[str]]) -> list[str]:
     told: list[str] = []
     for alternative in fields.alternatives(annotation):
         expected = type(None) if alternative is None else get_origin(alternative) or alternative
         if not isinstance(expected, type) or expected is Any or is_typeddict(expected):
             return []
-        found = lacks(expected) if is_protocol(expected) else [f"is no {expected.__name__}"] * (not is_a(expected))
+        found = lacks(expected) if is_protocol(expected) else is_none_of(expected)
         if not found:
             return []
         told += found
@@ -152,6 +171,21 @@ def _value_lacks(value: Any, protocol: type) -> list[str]:
             told.append(f"lacks '{name}' of {protocol.__name__}")
         elif not computed:
             told += _signature_misfits(name, own, 0, protocol)
+    return told
+
+
+def _overriding_misfits(value: Any, base: type) -> list[str]:
+    """Why public methods that the class of ``value`` overrides do not take the calls of those of ``base``."""
+    told: list[str] = []
+    for name in dir(base) if issubclass(type(value), base) else ():
+        own, inherited = (inspect.getattr_static(owner, name, None) for owner in (type(value), base))
+        if (
+            not name.startswith("_")
+            and own is not inherited
+            and inspect.isfunction(own)
+            and inspect.isfunction(inherited)
+        ):
+            told += _signature_misfits(name, own, 1, base)
     return told
 
 
@@ -177,6 +211,8 @@ def _signature_misfits(name: str, own: Any, num_bound: int, protocol: type) -> l
         return []
     if not callable(own):
         return [f"{name} is not callable"]
+    if kind := _unlike_kind(own, getattr(protocol, name)):
+        return [f"{name} is {kind}, and that of {protocol.__name__} is not"]
     try:
         have = inspect.Signature(list(inspect.signature(own).parameters.values())[num_bound:])
     except (TypeError, ValueError):
@@ -189,6 +225,27 @@ def _signature_misfits(name: str, own: Any, num_bound: int, protocol: type) -> l
         except TypeError as error:
             return [f"{name}{_bare(have)} does not take the calls of {_bare(inspect.Signature(want))}: {error}"]
     return []
+
+
+def _unlike_kind(own: Any, method: Any) -> str:
+    """What kind of function ``own`` is where ``method`` is of another and does not promise what it returns."""
+    if type(own) not in (types.FunctionType, types.MethodType):
+        return ""  # a mock says that it is of every kind
+    for kind, is_of_kind, returned in _KINDS:
+        if is_of_kind(own) and not is_of_kind(method):
+            promised = UNDECIDED if any(is_other(method) for _, is_other, _ in _KINDS) else result_of(method)
+            if promised is UNDECIDED:
+                return "" if returned is types.GeneratorType else kind
+            return kind if class_misfits(returned, promised) else ""
+    return ""
+
+
+_KINDS: tuple[tuple[str, Callable[[Any], bool], type], ...] = (
+    ("async", inspect.iscoroutinefunction, types.CoroutineType),
+    ("an async generator", inspect.isasyncgenfunction, types.AsyncGeneratorType),
+    ("a generator", inspect.isgeneratorfunction, types.GeneratorType),
+)
+"""Kinds of functions, and what a call returns before anything of it has run."""
 
 
 def _calls(want: list[inspect.Parameter]) -> Iterator[tuple[list[None], dict[str, None]]]:

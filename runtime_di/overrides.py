@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,16 +53,16 @@ def in_force(runtime: type[Runtime], plan: Plan, given: Mapping[Any, Any]) -> di
     for scope in _scopes.get():
         if issubclass(runtime, scope.runtime):
             found.update(scope.overrides)
-    return checked(runtime, plan, found | _by_name(plan, given))
+    return checked(runtime, plan, found | _by_name(runtime, plan, given))
 
 
 def checked(runtime: type[Runtime], plan: Plan, given: Mapping[Any, Any]) -> dict[str, Any]:
     """Name to object, as ``given`` by name or by container attribute.
 
     Raises:
-        OverrideError: an override names no service, or does not fit its annotated type.
+        OverrideError: an override names no service, or one that is given already, or does not fit its annotated type.
     """
-    named = _by_name(plan, given)
+    named = _by_name(runtime, plan, given)
     annotated = runtime.service_annotations()
     problems = []
     for name, value in named.items():
@@ -70,8 +70,7 @@ def checked(runtime: type[Runtime], plan: Plan, given: Mapping[Any, Any]) -> dic
             fix = f"override one of {', '.join(plan.services)}"
             problems.append(Problem(name, f"no service of {runtime.__name__}", fix=fix))
         elif name in annotated:
-            wanted = conformance.resolve(*annotated[name])
-            misfits = [] if wanted is conformance.UNDECIDED else conformance.value_misfits(value, wanted)
+            misfits = _misfits(value, *annotated[name])
             fix = f"give an object that fits {annotated[name][0]}"
             problems += [Problem(name, f"the given {type(value).__name__} {misfit}", fix=fix) for misfit in misfits]
     if problems:
@@ -79,6 +78,19 @@ def checked(runtime: type[Runtime], plan: Plan, given: Mapping[Any, Any]) -> dic
     return named
 
 
-def _by_name(plan: Plan, given: Mapping[Any, Any]) -> dict[str, Any]:
-    names = names_of(plan.container)
-    return {names.get(id(key), str(key)): value for key, value in given.items()}
+def _misfits(value: Any, annotation: Any, module: str) -> list[str]:
+    """Why a value does not fit an annotation, for which a module is imported that nothing has imported yet."""
+    wanted = conformance.resolve(annotation, module)
+    if wanted is conformance.UNDECIDED:
+        with suppress(ImportError):
+            wanted = conformance.resolve_importing(annotation, module)
+    return [] if wanted is conformance.UNDECIDED else conformance.value_misfits(value, wanted)
+
+
+def _by_name(runtime: type[Runtime], plan: Plan, given: Mapping[Any, Any]) -> dict[str, Any]:
+    known = names_of(plan.container)
+    names = [known.get(id(key), str(key)) for key in given]
+    if twice := {name: None for name in names if names.count(name) > 1}:
+        problems = [Problem(name, "is given twice", fix="give it by name alone") for name in twice]
+        raise OverrideError(f"{runtime.__name__} cannot be opened with these overrides.", problems)
+    return dict(zip(names, given.values(), strict=True))

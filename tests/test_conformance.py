@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol, TypedDict, TypeVar
 from unittest import mock
@@ -57,11 +57,64 @@ class ByWrite:
         self.write = write
 
 
+class Loose(Protocol):
+    def run(self): ...  # type: ignore[no-untyped-def]
+
+    def rows(self) -> Iterator[int]: ...
+
+    def fetch(self) -> Awaitable[int]: ...
+
+    async def later(self) -> int: ...
+
+
+class Fetching:
+    def run(self) -> Iterator[int]:
+        yield 1
+
+    def rows(self) -> Iterator[int]:
+        yield 1
+
+    async def fetch(self) -> int:
+        return 1
+
+    async def later(self) -> int:
+        return 1
+
+
+async def write_async(key: str, value: float) -> None: ...
+
+
+def write_lazily(key: str, value: float) -> Iterator[None]:
+    yield
+
+
+async def write_rows(key: str, value: float) -> AsyncIterator[None]:
+    yield
+
+
+class RunsAsync(Fetching):
+    async def run(self) -> None: ...  # type: ignore[override]
+
+
 class Base:
     def write(self, key: str, value: float) -> None: ...
 
 
 class Derived(Base): ...
+
+
+class Narrower(Derived):
+    def write(self) -> None: ...  # type: ignore[override]
+
+
+class Asynchronous(Base):
+    async def write(self, key: str, value: float) -> None: ...  # type: ignore[override]
+
+
+class Wider(Base):
+    def write(self, key: str, value: float, more: int = 1) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def static(function: Any, kind: Any = staticmethod) -> type:
@@ -82,6 +135,8 @@ def static(function: Any, kind: Any = staticmethod) -> type:
         (ByWrite(lambda key, value: None), Sink),
         (ByWrite(lambda *args, **kwargs: None), Sink),
         (ByWrite(lambda key, value, more=1: None), Sink),
+        (Wider(), Base),
+        (Fetching(), Loose),
         (mock.Mock(spec=Derived), Base),
         (mock.Mock(), Sink),
         (static(lambda key, value: None)(), Sink),
@@ -114,6 +169,16 @@ def test_value_that_fits_or_cannot_be_decided_passes(value: Any, annotation: Any
         (Base(), Derived, ["is no Derived"]),
         ({}, "Hidden", ["is no OrderedDict"]),
         (ByWrite(3), Sink, ["write is not callable"]),
+        (ByWrite(write_async), Sink, ["write is async, and that of Sink is not"]),
+        (ByWrite(write_rows), Sink, ["write is an async generator, and that of Sink is not"]),
+        (ByWrite(write_lazily), Sink, ["write is a generator, and that of Sink is not"]),
+        (RunsAsync(), Loose, ["run is async, and that of Loose is not"]),
+        (Asynchronous(), Base, ["write is async, and that of Base is not"]),
+        (
+            Narrower(),
+            Base,
+            ["write() does not take the calls of (key, value): too many positional arguments"],
+        ),
         (
             ByWrite(lambda key: None),
             Sink,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -12,8 +13,8 @@ import pytest
 
 from declaring import NOT_A_FOLDER, JobSettings, container_of, reading, runtime_of
 from leaking import LEAKS
-from runtime_di import CapabilityError, Phase, Runtime, service
-from runtime_di.testing import assert_no_effects
+from runtime_di import CapabilityError, Phase, Runtime, SettingsError, service
+from runtime_di.testing import assert_no_effects, leaks
 from runtime_di.testing.leaks import Watch
 
 pytest_plugins = ["pytester"]
@@ -89,6 +90,46 @@ def test_what_a_service_undoes_is_no_leak(tmp_path: Path) -> None:
     assert closed_leaks == []
 
 
+@pytest.mark.leak_watch(ignore=["random state"])
+def test_numbers_drawn_by_the_test_are_no_leak() -> None:
+    """Only the generators that a service's build changed are compared on close."""
+    import numpy as np
+
+    watch, before = Watch(), np.random.get_state()
+
+    with watch.running():
+        with leaky_runtime(lambda: np.random.seed(7), lambda: np.random.set_state(before)).open() as runtime:
+            runtime.start()
+            random.random()
+        kept = watch.leaks()
+        with leaky_runtime(lambda: np.random.seed(7)).open() as runtime:
+            runtime.start()
+            random.random()
+        left = watch.leaks()
+    np.random.set_state(before)
+
+    by = "(changed by the service 'leaky' of SmallRuntime)"
+    assert kept == []
+    assert left == [f"random state: that of numpy.random was not put back on close {by}"]
+
+
+def test_unknown_kinds_are_refused() -> None:
+    """A misspelt kind to ignore is told with the kinds there are."""
+    with pytest.raises(SettingsError, match=r"threads: is no kind of state\n.*environment, .*thread, .*random state"):
+        Watch(["threads"])
+
+
+def test_folders_are_read_once_before_and_once_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build of a service does not walk the folders, which may be large."""
+    walks: list[Path] = []
+    monkeypatch.setattr(leaks, "files", lambda *folders: walks.extend(folders) or ())
+
+    with assert_no_effects(tmp_path), leaky_runtime(lambda: None).open() as runtime:
+        runtime.start()
+
+    assert walks == [tmp_path, tmp_path]
+
+
 def test_refused_opening_leaves_no_open_runtime() -> None:
     """An opening that fails is no open runtime, even while its error is kept."""
     runtime_class, watch = runtime_of(reading([], "writer"), settings=JobSettings), Watch()
@@ -161,7 +202,7 @@ def test_ignored_kinds_are_not_told(pytester: pytest.Pytester) -> None:
 
 
 def test_effects_are_told_with_the_build_log(tmp_path: Path) -> None:
-    """assert_no_effects names every file that was made, changed or deleted, who did it, and what was built."""
+    """assert_no_effects names every file that was made, changed or deleted, and what was built."""
     old, changed, new = tmp_path / "old", tmp_path / "changed", tmp_path / "folder" / "new"
     old.touch()
     changed.touch()
@@ -172,18 +213,16 @@ def test_effects_are_told_with_the_build_log(tmp_path: Path) -> None:
         new.parent.mkdir()
         new.touch()
 
-    by = "(changed by the service 'leaky' of SmallRuntime)"
-
     with pytest.raises(AssertionError) as caught, assert_no_effects(tmp_path), leaky_runtime(leak).open() as runtime:
         runtime.start()
 
     assert sorted(str(caught.value).splitlines()) == sorted(
         [
             "There were effects.",
-            f"  file: {changed} is 1 bytes instead of 0 bytes {by}",
-            f"  file: {old} is gone {by}",
-            f"  file: {new.parent} is there, and was not there {by}",
-            f"  file: {new} is 0 bytes, and was not there {by}",
+            f"  file: {changed} is 1 bytes instead of 0 bytes",
+            f"  file: {old} is gone",
+            f"  file: {new.parent} is there, and was not there",
+            f"  file: {new} is 0 bytes, and was not there",
             "  built meanwhile: SmallRuntime: leaky",
         ]
     )

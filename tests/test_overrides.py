@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Protocol
@@ -104,6 +106,44 @@ def test_override_of_a_class_annotation_must_be_an_instance() -> None:
 
     with pytest.raises(OverrideError, match="the given NoneType is no Path"):
         runtime_class.open(overrides={"a": None})
+
+
+UNIMPORTED = """
+import sys
+from runtime_di import OverrideError
+from runtime_di.containers import TrainingRuntime
+
+assert "torch" not in sys.modules
+try:
+    TrainingRuntime.open(overrides={sys.argv[1]: "cpu"})
+except OverrideError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("name", "annotation"), [("device", "device"), ("store", "Store"), ("mesh", "DeviceMesh")])
+def test_override_of_a_type_that_is_not_imported_is_refused(name: str, annotation: str) -> None:
+    """A type of torch is checked even where nothing has imported torch yet."""
+    told = subprocess.run([sys.executable, "-c", UNIMPORTED, name], capture_output=True, text=True, check=True).stdout
+
+    assert f"{name}: the given str is no {annotation}\n" in told
+
+
+def test_override_of_a_type_that_exists_nowhere_passes() -> None:
+    """Of an annotation that cannot be resolved even by importing, nothing is said."""
+    runtime_class = runtime_of(declare([], {"a": Phase.RUNTIME}), {"a": "nowhere.Thing"})
+
+    with runtime_class.open(overrides={"a": "fake"}) as runtime:
+        assert runtime.a == "fake"
+
+
+def test_two_overrides_of_one_service_are_refused() -> None:
+    """A service that is given by name and by container attribute is given once too often."""
+    runtime_class = encoders([])
+    attribute = runtime_class.plan().container.tokenizer
+
+    with pytest.raises(OverrideError, match=r"tokenizer: is given twice(.|\n)*fix: give it by name alone"):
+        runtime_class.open(overrides={"tokenizer": FakeEncoder(), attribute: FakeEncoder()})
 
 
 def test_overriding_a_disabled_service_enables_it_and_its_dependants() -> None:

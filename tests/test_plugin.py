@@ -144,6 +144,25 @@ def test_every_service_can_be_faked(fake, service: str) -> None:
     TrainingRuntime.open(overrides={service: mock}).close()
 
 
+@pytest.mark.parametrize(
+    ("service", "attributes"),
+    [
+        ("process_groups", ["grid", "rank", "backend", "store", "cpu_collectives"]),
+        ("vocabulary", ["size", "padded_size"]),
+        ("timers", ["synchronize"]),
+        ("microbatches", ["micro_size", "data_parallel"]),
+        ("rng", ["seeds"]),
+    ],
+)
+def test_fake_has_the_attributes_that_are_set_on_instances(fake, service: str, attributes: list[str]) -> None:
+    """Fields of a dataclass and annotated attributes are there, and can be given."""
+    mock, given = fake(TrainingRuntime, service), fake(TrainingRuntime, service, **{attributes[0]: "given"})
+
+    assert [name for name in attributes if not hasattr(mock, name)] == []
+    assert getattr(given, attributes[0]) == "given"
+    assert not hasattr(mock, "anything_else")
+
+
 def test_fake_of_no_service_is_refused(fake) -> None:
     """A misspelt name is told with the names there are."""
     with pytest.raises(OverrideError, match=r"tokeniser: no service of TrainingRuntime\n.*fake one of tokenizer, "):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, get_origin
+from unittest.mock import MagicMock
 
 from runtime_di import conformance, fields
 from runtime_di.declarations import names_of
@@ -15,6 +14,8 @@ from runtime_di.runtime import Runtime
 
 def autospec(create: Callable[..., Any], runtime: type[Runtime], service: Any, attributes: dict[str, Any]) -> Any:
     """A mock with the interface of a service's annotated type, and no more.
+
+    Attributes that only instances have are there if they are fields of a dataclass, or annotated in the class.
 
     Args:
         create: ``create_autospec`` of unittest.mock, or of pytest-mock's ``mocker``.
@@ -31,11 +32,13 @@ def autospec(create: Callable[..., Any], runtime: type[Runtime], service: Any, a
         fix = f"fake one of {', '.join(plan.services)}"
         raise OverrideError("There is nothing to fake.", [Problem(name, f"no service of {runtime.__name__}", fix=fix)])
     annotation, module = runtime.service_annotations().get(name, (Any, ""))
-    spec = _class(conformance.resolve(annotation, module)) or _class(_imported(annotation, module))
+    spec = _class(conformance.resolve(annotation, module)) or _class(conformance.resolve_importing(annotation, module))
     if spec is None:
         what, fix = f"its annotation {annotation} in {runtime.__name__} is no class", "write a fake by hand"
         raise OverrideError("The service cannot be imitated.", [Problem(name, what, fix=fix)])
     mock = create(spec, instance=True)
+    for name, value in _instance_attributes(create, spec):
+        setattr(mock, name, value)
     mock.configure_mock(**attributes)  # afterwards: create would put its own methods over them
     return mock
 
@@ -47,9 +50,9 @@ def _class(annotation: Any) -> type | None:
     return classes[0] if len(classes) == 1 and len(found) <= 2 and classes[0] is not object else None  # noqa: PLR2004
 
 
-def _imported(annotation: Any, module: str) -> Any:
-    """The annotation, once what it names and its module imports for type checkers alone is imported."""
-    for name, (hidden, _) in conformance.type_checking_imports(module).items():
-        if re.search(rf"\b{name}\b", str(annotation)):
-            importlib.import_module(hidden)
-    return conformance.resolve(annotation, module)
+def _instance_attributes(create: Callable[..., Any], spec: type) -> Iterator[tuple[str, Any]]:
+    """A mock of each public attribute that the class annotates and does not have itself, as by its annotation."""
+    for name, found in conformance.annotations_of(spec).items():
+        if not name.startswith("_") and not hasattr(spec, name):
+            kind = _class(conformance.resolve(*found))
+            yield name, create(kind, instance=True) if kind else MagicMock()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from runtime_di.errors import Problem, SettingsError
 from runtime_di.lifecycle import Lifecycle
 from runtime_di.testing.process_resources import RESOURCES, files
 from runtime_di.testing.process_state import VALUES, Key, Probe, Seen, random_states
@@ -19,6 +20,9 @@ _GRACE_S = 3.0
 """For threads, processes and files that are about to end."""
 _MOST_OBSERVED = 100
 """Builds of services that one watch looks at; a leak that recurs shows in the first ones."""
+
+_RANDOM = "random state"
+_FILE = "file"
 
 _Random = Mapping[str, Hashable]
 
@@ -31,14 +35,19 @@ class Watch:
     """
 
     def __init__(self, ignore: Collection[str] = (), *folders: Path) -> None:
-        """Look at every kind of state but those to ``ignore``, and at files in ``folders``."""
-        own: dict[str, Probe] = {"file": lambda: files(*folders)} if folders else {}
+        """Look at every kind of state but those to ``ignore``, and at files in ``folders``.
+
+        Raises:
+            SettingsError: there is no such kind to ignore.
+        """
+        own: dict[str, Probe] = {_FILE: lambda: files(*folders)} if folders else {}
+        _check_kinds(ignore, [*VALUES, *own, *RESOURCES, _RANDOM])
         self._values = {kind: probe for kind, probe in {**VALUES, **own}.items() if kind not in ignore}
         self._resources = {kind: probe for kind, probe in RESOURCES.items() if kind not in ignore}
-        self._watches_random = "random state" not in ignore
+        self._watches_random = _RANDOM not in ignore
         self.built: list[tuple[str, str]] = []
         self._by: dict[Key, str] = {}
-        self._random: dict[weakref.ref[Lifecycle], tuple[str, _Random]] = {}
+        self._random: dict[weakref.ref[Lifecycle], dict[str, tuple[str, Hashable]]] = {}
         self._random_left: list[str] = []
         self._before: dict[Key, Seen] = {}
 
@@ -74,12 +83,12 @@ class Watch:
         told = [f"{runtime}: {', '.join(built)}" for runtime, built in names.items()]
         return f"built meanwhile: {'; '.join(told) or 'nothing'}"
 
-    def _take(self) -> dict[Key, Seen]:
-        probes = {**self._values, **self._resources}
+    def _take(self, but: str = "") -> dict[Key, Seen]:
+        probes = {kind: probe for kind, probe in {**self._values, **self._resources}.items() if kind != but}
         return {(kind, what): seen for kind, probe in probes.items() for what, seen in probe()}
 
-    def _changes(self, before: Mapping[Key, Seen]) -> dict[Key, str]:
-        after = self._take()
+    def _changes(self, before: Mapping[Key, Seen], but: str = "") -> dict[Key, str]:
+        after = self._take(but)
         found: dict[Key, str] = {}
         for key in {**before, **after}:
             kind, what = key
@@ -114,20 +123,28 @@ class Watch:
 
     @contextmanager
     def _attributing(self, lifecycle: Lifecycle, service: str) -> Iterator[None]:
+        """Tell the service of what changes in the body, but for files: there may be too many to look at so often."""
         by = f" (changed by the service '{service}' of {lifecycle.plan.name})"
-        before, random_before = self._take(), random_states()
+        before, random_before = self._take(but=_FILE), random_states()
         try:
             yield
         finally:
-            for key in self._changes(before):
+            for key in self._changes(before, but=_FILE):
                 self._by.setdefault(key, by)
-            if self._watches_random and _differing(random_before, random_states()):
-                self._random.setdefault(weakref.ref(lifecycle), (by, random_before))
+            changed = _differing(random_before, random_states()) if self._watches_random else []
+            for name in changed:
+                self._random.setdefault(weakref.ref(lifecycle), {}).setdefault(name, (by, random_before[name]))
 
     def _compare_random(self, lifecycle: Lifecycle) -> None:
-        by, before = self._random.pop(weakref.ref(lifecycle), ("", {}))
-        for name in _differing(before, random_states()):
-            self._random_left.append(f"random state: that of {name} was not put back on close{by}")
+        changed = self._random.pop(weakref.ref(lifecycle), {})
+        for name in _differing({name: before for name, (_, before) in changed.items()}, random_states()):
+            self._random_left.append(f"{_RANDOM}: that of {name} was not put back on close{changed[name][0]}")
+
+
+def _check_kinds(ignore: Collection[str], known: Collection[str]) -> None:
+    fix = f"ignore one of {', '.join(known)}"
+    if problems := [Problem(kind, "is no kind of state", fix=fix) for kind in ignore if kind not in known]:
+        raise SettingsError("The watch over leaks cannot ignore this.", problems)
 
 
 def _differing(before: _Random, after: _Random) -> list[str]:
