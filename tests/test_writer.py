@@ -262,7 +262,7 @@ def test_failed_opening_closes_what_was_opened(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(JsonLinesWriter, "close", lambda writer: closed.append(writer._file.close()))
     settings = WriterSettings(folder=tmp_path, tensorboard=TensorBoardSettings())
 
-    with pytest.raises(SettingsError, match="writer.folder = .*: no thread"), opened(settings, ALONE, {}):
+    with pytest.raises(SettingsError, match=r"writer\.folder = .*: no thread"), opened(settings, ALONE, {}):
         pass
 
     assert closed == [None]
