@@ -22,9 +22,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from runtime_di.launch import LaunchSettings
+from runtime_di.providers.group_creation import create_groups
 from runtime_di.providers.mesh import open_mesh
 from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.process_groups import KINDS, Kind, ProcessGroups, create_groups
+from runtime_di.providers.process_groups import KINDS, Kind, ProcessGroups
 from runtime_di.providers.world import DistributedSettings, World, join_world
 from runtime_di.settings import RuntimeSettings
 from runtime_di.testing import run_ranks

@@ -16,7 +16,7 @@ from runtime_di.providers.checkpoint_source import checkpoint_layers
 from runtime_di.providers.device import DeviceSettings, open_device
 from runtime_di.providers.given import no_embedding, no_store
 from runtime_di.providers.log import LogSettings, open_log
-from runtime_di.providers.mesh import open_mesh
+from runtime_di.providers.mesh import open_expert_mesh, open_mesh, open_shard_mesh
 from runtime_di.providers.parallel import ParallelSettings
 from runtime_di.providers.process_groups import ProcessGroups, open_process_groups
 from runtime_di.providers.rng import Rng, RngSettings, open_rng
@@ -109,6 +109,8 @@ class WorkerContainer(RuntimeContainer):
         agreement=agreement,
     )
     mesh = service(Phase.DISTRIBUTED, open_mesh, process_groups)
+    shard_mesh = service(Phase.DISTRIBUTED, open_shard_mesh, process_groups)
+    expert_mesh = service(Phase.DISTRIBUTED, open_expert_mesh, process_groups)
     checkpointer = service(Phase.DISTRIBUTED, open_checkpoint_loader, settings.provided.checkpoint, process_groups)
     rng = service(Phase.RNG, open_rng, settings.provided.rng, process_groups, device)
 
@@ -126,5 +128,7 @@ class WorkerRuntime(Runtime, container=WorkerContainer):
     device: torch.device
     process_groups: ProcessGroups
     mesh: DeviceMesh
+    shard_mesh: DeviceMesh
+    expert_mesh: DeviceMesh
     checkpointer: CheckpointLoader
     rng: Rng

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -86,6 +86,9 @@ def agreement_of(
 ) -> Agreement:
     """Gather what ranks of a runtime must have alike: settings, collective services, and the version that runs them.
 
+    Of the overrides, those of collective services and of what these are given are named: what takes their place makes
+    other groups, or none.
+
     Args:
         agreed: gives the settings that all ranks must have alike.
         explain: tells where one of them came from.
@@ -93,9 +96,19 @@ def agreement_of(
     """
     settings = agreed()
     services = [name for name in plan.order if plan.services[name].phase.is_collective]
+    used = {*services, *(needed for name in services for needed in plan.services[name].dependencies)}
     return Agreement(settings, lambda name: explain(name).source if name in settings else None).having(
-        {"collective services": services, "version of runtime-di": version("runtime-di")}
+        {
+            "collective services": services,
+            "overridden services": sorted(plan.overridden & used),
+            "version of runtime-di": version("runtime-di"),
+        }
     )
+
+
+def told(ranks: Sequence[int]) -> str:
+    """Write ascending ranks with what they are: ``rank 3``, ``ranks 0-5,7``."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
 
 
 def ranges(ranks: Iterable[int]) -> str:
@@ -106,19 +119,19 @@ def ranges(ranks: Iterable[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    told = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs[:_MOST_RANGES]]
+    written = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs[:_MOST_RANGES]]
     rest = sum(last - first + 1 for first, last in runs[_MOST_RANGES:])
-    return ",".join(told) + (f" and {rest} more" if rest else "")
+    return ",".join(written) + (f" and {rest} more" if rest else "")
 
 
 def _division(held: Mapping[str, list[int]], sources: Mapping[str, str | None]) -> str:
     most = max(map(len, held.values()))
     alone = sum(len(ranks) == most for ranks in held.values()) == 1
-    told = []
+    parts = []
     for value, ranks in sorted(held.items(), key=lambda item: (-len(item[1]), item[1])):
         source = "" if (alone and len(ranks) == most) or not sources[value] else f" (from {sources[value]})"
-        told.append(f"{value} on {'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}{source}")
-    return "; ".join(told)
+        parts.append(f"{value} on {told(ranks)}{source}")
+    return "; ".join(parts)
 
 
 def _shown(value: Any) -> str:

@@ -23,6 +23,13 @@ def world_store() -> Store:
     return distributed_c10d._get_default_store()
 
 
+def backends() -> dict[str, str]:
+    """Name the backend of each kind of device in the initialised world."""
+    from torch.distributed import distributed_c10d
+
+    return dict(part.split(":") for part in distributed_c10d.get_backend_config().split(","))
+
+
 def is_registered(group: ProcessGroup) -> bool:
     """Whether torch has the group still, because nobody has ended it."""
     from torch.distributed import distributed_c10d
@@ -54,10 +61,11 @@ def end_group(group: ProcessGroup | None, *, abort: bool) -> None:
 
 
 def set_timeout(group: ProcessGroup, timeout: timedelta) -> None:
-    """Change how long the group's collectives wait for their ranks, from the next one on."""
+    """Change how long the group's collectives wait for their ranks, from the next one on, if they ever do."""
     from torch.distributed import distributed_c10d
 
-    distributed_c10d._set_pg_timeout(timeout, group)
+    if distributed_c10d.get_backend(group) != "fake":
+        distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def register_fake_backend() -> None:

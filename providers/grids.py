@@ -13,8 +13,9 @@ from runtime_di.launch import LaunchSettings
 from runtime_di.providers import c10d
 from runtime_di.providers.grid_links import Link
 from runtime_di.providers.grid_settings import GridsSettings
-from runtime_di.providers.mesh import open_mesh
-from runtime_di.providers.process_groups import ProcessGroups, create_group, create_groups
+from runtime_di.providers.group_creation import create_group, create_groups
+from runtime_di.providers.mesh import open_expert_mesh, open_mesh, open_shard_mesh
+from runtime_di.providers.process_groups import ProcessGroups
 from runtime_di.providers.rank_grid import EmbeddingRule, RankGrid
 from runtime_di.providers.rendezvous import parting
 from runtime_di.providers.teardown import yielded
@@ -41,6 +42,16 @@ class ModuleGrid(ProcessGroups):
             ServiceError: this rank is not on the grid.
         """
         return open_mesh(self)
+
+    @cached_property
+    def shard_mesh(self) -> DeviceMesh:
+        """The mesh of ``pp, dp_cp, tp``, as `open_shard_mesh` assembles it; raises as `mesh` does."""
+        return open_shard_mesh(self)
+
+    @cached_property
+    def expert_mesh(self) -> DeviceMesh:
+        """The mesh of the expert axes, as `open_expert_mesh` assembles it; raises as `mesh` does."""
+        return open_expert_mesh(self)
 
 
 class Grids(Mapping[str, ModuleGrid]):
@@ -130,7 +141,7 @@ def _opened(
             ends = layout[source], layout[target]
             ranks = sorted({rank for end in ends for rank in range(end.offset, end.offset + end.world_size)})
             group = stack.enter_context(create_group(ranks, launch.rank, world, patience, name))
-            if group and groups.backend in ("gloo", "nccl"):
+            if group:
                 c10d.set_timeout(group, distributed.timeout)
             links[name] = Link(name, *ends, launch.rank, group)
         if groups.store:

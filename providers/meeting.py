@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from runtime_di.errors import AgreementError, Problem, ProblemsError, ServiceError
 from runtime_di.launch import LaunchSettings
-from runtime_di.providers.agreement import Agreement, ranges
+from runtime_di.providers.agreement import Agreement, told
 from runtime_di.providers.minutes import Minutes, process
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Meeting:
             return None
         num_ranks = self.launch.world_size
         absent_ranks = [*minutes.absent(num_ranks)]
-        missing = f"{_ranks(absent_ranks)} of {num_ranks} did not arrive"
+        missing = f"{told(absent_ranks)} of {num_ranks} did not arrive"
         if not objections:
             return absent(missing, self.timeout_s)
         problems = [_twice(rank, twice) for rank, _, twice in objections if twice]
@@ -99,7 +99,9 @@ class Meeting:
     def _follow(self, own: Agreement) -> int:
         deadline, number = time.monotonic() + self.timeout_s, 0
         while True:
-            number = self._next(number, deadline)
+            if not self._wait(lambda: self._opening() not in (0, number), deadline - time.monotonic()):  # noqa: B023
+                raise self._not_led(number, own)
+            number = self._opening()
             minutes = Minutes(self.store, number)
             if minutes.has("verdict"):
                 continue  # it was, before this process came
@@ -114,12 +116,16 @@ class Meeting:
                     raise error
                 return number
 
-    def _next(self, seen: int, deadline: float) -> int:
-        """Wait for an opening other than the one that was seen."""
-        if not self._wait(lambda: self._opening() not in (0, seen), deadline - time.monotonic()):
-            over = " (its last meeting was over before this process came)" if seen else ""
-            raise absent(f"rank 0 did not arrive{over}", self.timeout_s)
-        return self._opening()
+    def _not_led(self, last: int, own: Agreement) -> ProblemsError:
+        """Tell that rank 0 did not come, and what of its last meeting, over before this process came, shows why."""
+        over = " (its last meeting was over before this process came)" if last else ""
+        missing = absent(f"rank 0 did not arrive{over}", self.timeout_s)
+        if not last:
+            return missing
+        minutes, arrived = Minutes(self.store, last), f"arrived/{self.launch.rank}"
+        there = minutes.get(arrived) if minutes.has(arrived) else ""
+        misfits = [*self._misfits(own, there, minutes.get("fields"))]
+        return AgreementError(_DIFFERENT, [*misfits, *missing.problems]) if misfits else missing
 
     def _opening(self) -> int:
         return int(self.store.get("opening")) if self.store.check(["opening"]) else 0
@@ -128,16 +134,21 @@ class Meeting:
         """Take part, once though this process tries again; tell why rank 0 cannot count it, or ``None``."""
         rank, there = self.launch.rank, minutes.arrive(self.launch.rank)
         twice = "" if there == process() else f"{there} and {process()}"
-        rendered = own.rendered if minutes.get("digest") == own.digest else minutes.get("fields")
-        deviation = own.deviation(rendered)
-        misfit = [_twice(rank, twice)] if twice else []
-        if _SIZE in deviation:
-            misfit += own.problems({0: {_SIZE: (json.loads(rendered)[_SIZE], None)}}, [rank])
+        fields = own.rendered if minutes.get("digest") == own.digest else minutes.get("fields")
+        misfits = [*self._misfits(own, there, fields)]
         if twice or minutes.count(f"counted/{rank}", 1) == 1:
+            deviation = own.deviation(fields)
             if deviation or twice:
                 minutes.object(rank, deviation, twice)
-            minutes.count("misfits" if misfit else "arrivals", 1)
-        return AgreementError(_DIFFERENT, misfit) if misfit else None
+            minutes.count("misfits" if misfits else "arrivals", 1)
+        return AgreementError(_DIFFERENT, misfits) if misfits else None
+
+    def _misfits(self, own: Agreement, there: str, fields: str) -> Iterator[Problem]:
+        """Tell why rank 0, which has ``fields``, cannot count this process: ``there`` is its rank, or worlds differ."""
+        if there not in ("", process()):
+            yield _twice(self.launch.rank, f"{there} and {process()}")
+        if _SIZE in own.deviation(fields):
+            yield from own.problems({0: {_SIZE: (json.loads(fields)[_SIZE], None)}}, [self.launch.rank])
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
         return poll(done, timeout_s, self.launch.world_size)
@@ -167,10 +178,6 @@ def absent(what: str, timeout_s: float, setting: str = "startup_timeout_s") -> S
 
 def _twice(rank: int, who: str) -> Problem:
     return Problem("launch.rank", f"rank {rank} arrived twice: {who}", fix="give each process a rank of its own")
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
 
 
 def _dumped(error: ProblemsError | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from runtime_di.errors import Problem, ServiceDisabledError
 from runtime_di.providers.process_groups import ProcessGroups
 
 if TYPE_CHECKING:
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
 
 
 def open_mesh(process_groups: ProcessGroups) -> DeviceMesh:
-    """Assemble the mesh of the dense axes, slowest first: ``pp, dp, cp, tp``, or ``dp, pp, cp, tp`` by the order."""
+    """Assemble the mesh of the dense axes, slowest first: ``pp, dp, cp, tp``, or ``dp, pp, cp, tp`` by the order.
+
+    Raises:
+        ServiceDisabledError: a caller gave process groups, and none for some axis.
+    """
     return _mesh(process_groups, process_groups.grid.axes, process_groups.grid.axes)
 
 
@@ -22,26 +27,38 @@ def open_shard_mesh(process_groups: ProcessGroups) -> DeviceMesh:
     """Assemble the mesh of the axes ``pp, dp_cp, tp``: its ``dp_cp`` is what FSDP shards over.
 
     A mesh of its own, since torch cannot flatten ``dp`` and ``cp`` of the other without making every rank's groups.
+
+    Raises:
+        ServiceDisabledError: a caller gave process groups, and none for some axis.
     """
     return _mesh(process_groups, process_groups.grid.axes, ("pp", "dp_cp", "tp"))
 
 
 def open_expert_mesh(process_groups: ProcessGroups) -> DeviceMesh:
-    """Assemble the mesh of the expert axes: ``pp, edp, ep, etp``, or ``edp, pp, ep, etp`` by the order."""
+    """Assemble the mesh of the expert axes: ``pp, edp, ep, etp``, or ``edp, pp, ep, etp`` by the order.
+
+    Raises:
+        ServiceDisabledError: a caller gave process groups, and none for some axis.
+    """
     return _mesh(process_groups, process_groups.grid.expert_axes, process_groups.grid.expert_axes)
 
 
-def _mesh(process_groups: ProcessGroups, axes: tuple[Kind, ...], names: tuple[Kind, ...]) -> DeviceMesh:
+def _mesh(groups: ProcessGroups, axes: tuple[Kind, ...], names: tuple[Kind, ...]) -> DeviceMesh:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    grid = process_groups.grid
+    if lacking := [name for name in names if groups.is_member(name) and name not in groups.kinds]:
+        what = f"there is no group of {', '.join(lacking)} to make a mesh of"
+        raise ServiceDisabledError(
+            "There is no such mesh.", [Problem("process_groups", what, fix="give the groups of every axis")]
+        )
+    grid = groups.grid
     ranks = torch.arange(grid.offset, grid.offset + grid.world_size).view([grid.sizes[axis] for axis in axes])
     order = [axes.index(axis) for name in names for axis in name.split("_")]
     shape = [prod(grid.sizes[axis] for axis in name.split("_")) for name in names]
     return DeviceMesh.from_group(
-        [process_groups.group(name) for name in names],
-        process_groups.device_type,
+        [groups.group(name) for name in names],
+        groups.device_type,
         mesh=ranks.permute(order).reshape(shape),
         mesh_dim_names=names,
     )

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from runtime_di.errors import Problem, ServiceError
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers import c10d
 from runtime_di.providers.agreement import Agreement
-from runtime_di.providers.group_settings import GroupSettings
+from runtime_di.providers.group_creation import create_groups
 from runtime_di.providers.parallel import ParallelSettings
 from runtime_di.providers.rank_grid import KINDS, EmbeddingRule, Kind, RankGrid
 from runtime_di.providers.rendezvous import parting
-from runtime_di.providers.teardown import teardown, yielded
-from runtime_di.providers.world import DistributedSettings, World, join_world
+from runtime_di.providers.teardown import yielded
+from runtime_di.providers.world import DistributedSettings, join_world
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import ProcessGroup, Store
 
-__all__ = ["KINDS", "Kind", "ProcessGroups", "RankGrid", "create_groups", "open_process_groups"]
+__all__ = ["KINDS", "Kind", "ProcessGroups", "RankGrid", "open_process_groups"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +63,7 @@ class ProcessGroups:
         Raises:
             ServiceError: a group has other ranks than the grid says.
         """
+        import torch
         import torch.distributed as dist
         from torch.distributed.distributed_c10d import get_process_group_ranks
 
@@ -77,14 +77,27 @@ class ProcessGroups:
         ]
         if problems:
             raise ServiceError("The given process groups do not fit their grid:", problems)
-        backend = dist.get_backend()
-        device_type = "cuda" if "nccl" in backend else "cpu"
-        return cls(grid=grid, rank=rank, backend=backend, device_type=device_type, owned=False, _groups=dict(groups))
+        backends = c10d.backends()
+        device_type = "cuda" if backends.get("cuda") == "nccl" and torch.cuda.is_available() else "cpu"
+        return cls(
+            grid=grid,
+            rank=rank,
+            backend=backends.get(device_type, "none"),
+            device_type=device_type,
+            owned=False,
+            cpu_collectives="cpu" in backends,
+            _groups=dict(groups),
+        )
 
     @property
     def world_size(self) -> int:
         """Count the ranks of the grid."""
         return self.grid.world_size
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Kinds whose groups were made, or given by a caller."""
+        return tuple(self._groups)
 
     def is_member(self, kind: Kind) -> bool:
         """Whether this rank is in a group of this kind."""
@@ -136,10 +149,9 @@ class ProcessGroups:
 
         Every rank should do so. An adopted world keeps its own timeout, its groups that are ours get this one.
         """
-        if self.backend in ("gloo", "nccl"):
-            world = [c10d.world_group()] if self.owned else []
-            for group in {*world, *self._groups.values()}:
-                c10d.set_timeout(group, timedelta(seconds=timeout_s))
+        world = [c10d.world_group()] if self.owned and self._groups else []
+        for group in {*world, *self._groups.values()}:
+            c10d.set_timeout(group, timedelta(seconds=timeout_s))
 
     def _member_ranks(self, kind: Kind) -> tuple[int, ...]:
         if not (ranks := self.ranks(kind)):
@@ -174,7 +186,9 @@ def open_process_groups(
         SettingsError: the parallel sizes do not fit the world.
     """
     grid = parallel.grid(launch.world_size, embedding)
-    return (yield from yielded(_opened(grid, distributed, launch, device, store=store, agreement=agreement)))
+    embedding_ranks = grid.embedding_ranks(grid.group_of(0, "pp"))
+    agreed = agreement.having({"embedding ranks of the first pipeline group": embedding_ranks})
+    return (yield from yielded(_opened(grid, distributed, launch, device, store=store, agreement=agreed)))
 
 
 @contextmanager
@@ -206,87 +220,6 @@ def _opened(
         if store is None and world.owned and world.store:
             world.store.set_timeout(distributed.timeout)  # NCCL connects over it at the first collective
         yield opened
-
-
-@contextmanager
-def create_groups(
-    grid: RankGrid,
-    rank: int,
-    world: World,
-    timeout: timedelta,
-    settings: Mapping[Kind, GroupSettings] = MappingProxyType({}),
-    *,
-    kinds: Sequence[Kind] = KINDS,
-) -> Iterator[dict[Kind, ProcessGroup]]:
-    """Make the groups that ``rank`` is in; every rank of the world must call this, in one order, on the grid or not.
-
-    Torch names a group that only its members make by its ranks and by how many groups its maker has. So each rank
-    makes one group a kind, a group of itself alone where it is in none; kinds whose groups are the same share them,
-    which sizes alone decide. In an adopted world ranks may have made different numbers of groups: there all ranks
-    make all groups.
-
-    Args:
-        grid: how the ranks are laid out.
-        rank: of this process in the world.
-        world: that the ranks are in.
-        timeout: of the groups.
-        settings: what is particular about some kinds; heeded by NCCL only.
-        kinds: to make groups of, in this order.
-    """
-    import torch.distributed as dist
-
-    num_ranks = world.group.size()
-    created: list[ProcessGroup] = []
-    made: dict[Hashable, ProcessGroup | None] = {}
-    if world.owned:
-        made[((1, num_ranks),) if num_ranks > 1 else (), None] = world.group
-    particular = settings if world.backend == "nccl" else {}
-    keys = {kind: (grid.partition(kind), particular.get(kind)) for kind in kinds}
-    with teardown(lambda failure: _end(created, world, failure)):
-        for kind, key in keys.items():
-            if key not in made:
-                made[key] = None  # so that a rank in none of these groups does not make them again
-                options = particular[kind].options(timeout) if kind in particular else None
-                for ranks in [grid.group_of(rank, kind) or (rank,)] if world.owned else grid.groups(kind):
-                    group = dist.new_group(
-                        [*ranks], timeout, None, options, use_local_synchronization=world.owned, group_desc=kind
-                    )
-                    if rank in ranks:
-                        created.append(group)
-                        made[key] = group
-        yield {kind: group for kind, key in keys.items() if (group := made[key])}
-
-
-@contextmanager
-def create_group(
-    ranks: Sequence[int], rank: int, world: World, timeout: timedelta, name: str
-) -> Iterator[ProcessGroup | None]:
-    """Make one group of any ranks, ``None`` where ``rank`` is none of them; every rank of the world must call this."""
-    import torch.distributed as dist
-
-    made = [*ranks] if rank in ranks or not world.owned else [rank]
-    group = dist.new_group(made, timeout, use_local_synchronization=world.owned, group_desc=name)
-    with teardown(lambda failure: _end([group] if rank in made else [], world, failure)):
-        yield group if rank in ranks else None
-
-
-def _end(created: list[ProcessGroup], world: World, failure: BaseException | None) -> None:
-    """End each group once, the last one first; tell the first error after trying all."""
-    abort = failure is not None and world.backend == "nccl"
-    if abort and world.owned:
-        return  # aborted together with the world: one after the other, NCCL's aborts wait for each other
-    errors: list[Exception] = []
-    while created:
-        group = created.pop()
-        try:
-            if c10d.is_registered(group):  # else the caller has ended it
-                c10d.end_group(group, abort=abort)
-        except Exception as error:  # noqa: BLE001 - the other groups must be ended too
-            errors.append(error)
-    if errors:
-        for other in errors[1:]:
-            errors[0].add_note(f"and another group: {other!r}")
-        raise errors[0]
 
 
 def _check(kind: str) -> None:

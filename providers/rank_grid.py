@@ -129,15 +129,19 @@ class RankGrid:
         firsts = _steps(self._digits(axis for axis in layout if axis not in _AXES[kind]))
         return [tuple(self.offset + first + step for step in steps) for first in firsts]
 
-    def group_size(self, kind: Kind) -> int:
-        """Ranks of a group; of the first one if a caller's rule makes embedding groups that differ."""
-        if kind not in _AXES:
-            return len(self._embedding(self.group_of(self.offset, "pp"), kind))
-        return prod(self.sizes[axis] for axis in _AXES[kind])
+    def embedding_ranks(self, stages: tuple[int, ...]) -> list[int]:
+        """Ranks of a pipeline group that hold embeddings, ascending.
 
-    def num_groups(self, kind: Kind) -> int:
-        """Count the groups of a kind in the whole grid."""
-        return self.world_size // self.group_size(kind if kind in _AXES else "pp")
+        Raises:
+            SettingsError: a caller's rule gives none, or one of another group.
+        """
+        if self.pp == 1:
+            return [*stages]
+        held = sorted({stages[0], stages[-1]} if self.embedding is None else {*self.embedding(stages)})
+        if not held or not {*held} <= {*stages}:
+            what = f"the rule gave {held}, which is no part of the pipeline group {list(stages)}"
+            raise SettingsError("Embedding groups cannot be formed:", [Problem("embedding", what)])
+        return held
 
     def partition(self, kind: Kind) -> Hashable:
         """Identify the division of the grid into groups: kinds with equal partitions have equal groups on every rank.
@@ -160,13 +164,7 @@ class RankGrid:
         return tuple(sorted((self._strides[axis], self.sizes[axis]) for axis in axes))
 
     def _embedding(self, stages: tuple[int, ...], kind: Kind) -> list[int]:
-        if kind == "position_embedding" or self.pp == 1:
-            return [stages[0]]
-        held = sorted({stages[0], stages[-1]} if self.embedding is None else {*self.embedding(stages)})
-        if not held or not {*held} <= {*stages}:
-            what = f"the rule gave {held}, which is no part of the pipeline group {list(stages)}"
-            raise SettingsError("Embedding groups cannot be formed:", [Problem("embedding", what)])
-        return held
+        return [stages[0]] if kind == "position_embedding" else self.embedding_ranks(stages)
 
 
 def _steps(digits: _Digits) -> list[int]:

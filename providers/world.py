@@ -15,7 +15,7 @@ from runtime_di.capabilities import CudaDevice, Requirement
 from runtime_di.errors import Problem, ServiceError
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers import c10d
-from runtime_di.providers.agreement import Agreement
+from runtime_di.providers.agreement import Agreement, told
 from runtime_di.providers.flight_recorder import flight_recorder
 from runtime_di.providers.group_settings import GroupSettings
 from runtime_di.providers.meeting import Meeting
@@ -83,15 +83,7 @@ class World:
 
 
 def effective_backend(settings: DistributedSettings, device: torch.device) -> str:
-    """Name the backend that a world of ours has.
-
-    Raises:
-        ServiceError: NCCL is wanted for a device that is no GPU.
-    """
-    if settings.backend == "nccl" and device.type != "cuda":
-        fix = "set distributed.backend to gloo or auto, or device.kind to cuda"
-        what = f"needs CUDA devices, and this rank computes on '{device}'"
-        raise ServiceError("The world cannot be made:", [Problem("distributed.backend", what, "nccl", fix=fix)])
+    """Name the backend that a world of ours has."""
     return {"auto": "nccl" if device.type == "cuda" else "gloo"}.get(settings.backend, settings.backend)
 
 
@@ -118,7 +110,8 @@ def join_world(
 
     Raises:
         AgreementError: ranks have something different.
-        ServiceError: an initialised world disagrees with the settings, or is that of another open runtime.
+        ServiceError: an initialised world disagrees with the settings, or is that of another open runtime; or ranks
+            did not come in time; or NCCL is wanted for a device that is no GPU, which the other ranks are told first.
     """
     import torch
     from torch.distributed import HashStore  # type: ignore[attr-defined]
@@ -136,8 +129,28 @@ def join_world(
         else:
             own = agreement.having({"effective backend": backend, **version})
             meeting = rendezvous(launch, settings.startup_timeout_s, store, own)
-        with meeting as met, _initialised(settings, launch, backend, PrefixStore("world", met)) as group:
-            yield World(group, backend, owned=True, store=None if fake else met)
+        with meeting as met:
+            _refuse_unfit(backend, device)  # once the other ranks know it
+            with _initialised(settings, launch, backend, PrefixStore("world", met)) as group:
+                yield World(group, backend, owned=True, store=None if fake else met)
+
+
+def _refuse_unfit(backend: str, device: torch.device) -> None:
+    if backend == "nccl" and device.type != "cuda":
+        fix = "set distributed.backend to gloo or auto, or device.kind to cuda"
+        what = f"needs CUDA devices, and this rank computes on '{device}'"
+        raise ServiceError("The world cannot be made:", [Problem("distributed.backend", what, "nccl", fix=fix)])
+
+
+@contextmanager
+def connecting(what: str) -> Iterator[None]:
+    """Say of an error of torch's which ranks it was that did not connect."""
+    try:
+        yield
+    except RuntimeError as error:
+        what = f"{what} could not be made: {type(error).__name__}: {error}"
+        fix = "see why one of these ranks is late or gone, and whether they reach each other"
+        raise ServiceError("Ranks did not connect:", [Problem("process_groups", what, fix=fix)]) from error
 
 
 @contextmanager
@@ -150,13 +163,14 @@ def _initialised(
     c10d.import_early()
     c10d.forget_count()
     # No device is bound: torch would split communicators then, which needs every rank for every group.
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if backend == "nccl" and settings.cpu_collectives else backend,
-        store=store,
-        rank=launch.rank,
-        world_size=launch.world_size,
-        timeout=settings.startup_timeout,
-    )
+    with connecting(f"the world of {told(range(launch.world_size))}"):
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if backend == "nccl" and settings.cpu_collectives else backend,
+            store=store,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=settings.startup_timeout,
+        )
     c10d.world_store().set(_OURS, "1")
     group, torchs_hook = c10d.world_group(), sys.excepthook
 
@@ -171,13 +185,13 @@ def _initialised(
 
 
 def _adopt(settings: DistributedSettings, launch: LaunchSettings, device: torch.device, agreement: Agreement) -> World:
-    from torch.distributed.distributed_c10d import PrefixStore, get_backend_config
+    from torch.distributed.distributed_c10d import PrefixStore
 
     if _is_ours():
         what = "another runtime of this process is open, and its torch.distributed is not to be shared unseen"
         fix = "close it first, or initialise torch.distributed yourself: every runtime adopts that"
         raise ServiceError("The world cannot be joined:", [Problem("process_groups", what, fix=fix)])
-    backends = dict(part.split(":") for part in get_backend_config().split(","))
+    backends = c10d.backends()
     backend = backends.get(device.type)
     if problems := [*_differences(settings, launch, device, backend)]:
         raise ServiceError("An initialised torch.distributed does not fit the settings:", problems)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from runtime_di.declarations import Reader
 from runtime_di.errors import PlanError, Problem
@@ -27,6 +28,7 @@ class Plan:
         services: name to what is declared, in the order of declaration.
         order: names in build order: by phase, then dependencies, then declaration.
         unreadable: problems met while reading, told by `check`.
+        overridden: names of the services that an opening was given; none in a plan that is not of an opening.
     """
 
     def __init__(self, container: type[RuntimeContainer], runtime: type[Runtime] | None = None) -> None:
@@ -36,6 +38,13 @@ class Plan:
         self.services: Mapping[str, ServiceSpec] = reader.read()
         self.unreadable: tuple[Problem, ...] = tuple(reader.problems)
         self.order: tuple[str, ...] = tuple(_order(self.services))
+        self.overridden: frozenset[str] = frozenset()
+
+    def overriding(self, names: Iterable[str]) -> Self:
+        """Give the plan of an opening that is given these services."""
+        opened = copy(self)
+        opened.overridden = frozenset(names)
+        return opened
 
     @property
     def name(self) -> str:

@@ -129,7 +129,7 @@ class Runtime:
         try:
             if problems := list(unmet(lifecycle.enabled, settings)):
                 raise CapabilityError(f"This machine lacks what {cls.__name__} needs as set.", problems)
-            warm.bind(plan, settings, lifecycle.resolve)
+            warm.bind(plan.overriding(given), settings, lifecycle.resolve)
             vars(runtime).update(settings=settings, container=warm.container, _lifecycle=lifecycle)
             wire_modules(wire, warm.container)
         except BaseException:

@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -22,14 +23,16 @@ from runtime_di.containers import TrainingContainer, TrainingRuntime, TrainingSe
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers.agreement import Agreement, Deviation, ranges
 from runtime_di.providers.meeting import Meeting
+from runtime_di.testing import FakeCheckpointer
 from runtime_di.testing.ranks import run_ranks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def open_probe(groups: object) -> str:
     return f"probe of {type(groups).__name__}"
+
+
+def first_stage(stages: tuple[int, ...]) -> tuple[int, ...]:
+    return stages[:1]
 
 
 class ProbedContainer(TrainingContainer):
@@ -50,6 +53,7 @@ class Start:
         probed: ranks whose program has one service more.
         torch: versions, by rank.
         away: ranks that do not come.
+        given: what ranks override by a fake, by rank.
     """
 
     argv: Sequence[str] = ()
@@ -57,6 +61,10 @@ class Start:
     probed: Sequence[int] = ()
     torch: Mapping[int, str] = field(default_factory=dict)
     away: Sequence[int] = ()
+    given: Mapping[int, str] = field(default_factory=dict)
+
+
+FAKES: Mapping[str, Any] = {"checkpointer": FakeCheckpointer(), "embedding": first_stage}
 
 
 def start_in_turn(folder: str, starts: Sequence[Start], agent_port: int | None = None) -> list[tuple[str, float]]:
@@ -83,7 +91,9 @@ def start_once(start: Start, rank: int) -> str:
         return "away"
     runtime = ProbedRuntime if rank in start.probed else TrainingRuntime
     try:
-        with runtime.open(TrainingSettings.load(["--log.level", "ERROR", *STARTUP, *start.argv])) as opened:
+        settings = TrainingSettings.load(["--log.level", "ERROR", *STARTUP, *start.argv])
+        given = {name: FAKES[name] for name in [start.given.get(rank)] if name}
+        with runtime.open(settings, overrides=given) as opened:
             opened.start()
             dist.barrier()
             return "started"
@@ -94,7 +104,7 @@ def start_once(start: Start, rank: int) -> str:
 STARTUP = ("--distributed.startup_timeout_s", "1.5")
 TENSOR = "RUNTIME_DI_PARALLEL__TENSOR"
 LATE_FIX = "    fix: see why those ranks are late or gone, or raise distributed.startup_timeout_s"
-SERVICES = ["device", "process_groups", "mesh", "checkpointer", "rng"]
+SERVICES = ["device", "process_groups", "mesh", "shard_mesh", "expert_mesh", "checkpointer", "rng"]
 AWAY = "away"
 NCCL = "CapabilityError: This machine lacks what TrainingRuntime needs as set."
 
@@ -108,7 +118,7 @@ def absent(who: str) -> str:
 
 
 def plan(*names: str) -> str:
-    return json.dumps([*SERVICES[:4], *names, *SERVICES[4:]])
+    return json.dumps([*SERVICES[:-1], *names, *SERVICES[-1:]])
 
 
 STARTS: Mapping[str, tuple[Start, str]] = {
@@ -131,6 +141,17 @@ STARTS: Mapping[str, tuple[Start, str]] = {
     "a plan": (
         Start(probed=[1]),
         differ(f"  collective services: {plan()} on ranks 0,2-3; {plan('probe')} on rank 1"),
+    ),
+    "an override": (
+        Start(given={3: "checkpointer"}),
+        differ('  overridden services: [] on ranks 0-2; ["checkpointer"] on rank 3'),
+    ),
+    "an embedding rule": (
+        Start(["--parallel.pipeline", "4"], given={1: "embedding"}),
+        differ(
+            "  embedding ranks of the first pipeline group: [0, 3] on ranks 0,2-3; [0] on rank 1",
+            '  overridden services: [] on ranks 0,2-3; ["embedding"] on rank 1',
+        ),
     ),
     "a version": (
         Start(torch={0: "2.6.0", 3: "2.6.0", 1: "2.7.0", 2: "2.6.0"}),
@@ -239,6 +260,17 @@ def test_differences_are_told_with_who_and_whence() -> None:
         "b: x on ranks 0,6-7; y on rank 3 (from file f)",
         "c: nothing on ranks 0,3,6; 1 on rank 7",
     ]
+
+
+def test_the_documents_show_what_is_told() -> None:
+    """The error in docs/process_groups.md is the one that a rank with another tensor-parallel size causes."""
+    own = Agreement({"parallel.tensor": 2}, {"parallel.tensor": "default"}.get)
+    sixth = {"parallel.tensor": ("4", "environment RUNTIME_DI_PARALLEL__TENSOR")}
+
+    error = AgreementError(differ().partition(": ")[2].rstrip(), own.problems({6: sixth}, range(8)))
+
+    shown = Path(__file__).parent.parent / "docs" / "process_groups.md"
+    assert f"```text\n{error}\n```" in shown.read_text()
 
 
 def test_two_that_differ_are_both_told_whence() -> None:

@@ -248,7 +248,7 @@ def test_a_callers_rule_places_embeddings_on_each_grid() -> None:
 
 def open_on_given_groups() -> tuple[Any, ...]:
     """Hand a runtime groups that this process made, and use them after it has closed."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    dist.init_process_group("cpu:gloo", timeout=timedelta(seconds=30))
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     groups = ProcessGroups.given(
         RankGrid(world_size=2, tp=2), {"tp": c10d.world_group(), "dp": alone, "pp": alone, "cp": alone}
@@ -258,17 +258,27 @@ def open_on_given_groups() -> tuple[Any, ...]:
     ) as runtime:
         runtime.start()
         told = runtime.mesh["tp"].size(), runtime.vocabulary.tensor_parallel, runtime.rng.seeds["model_parallel"]
+        disabled = [*runtime.disabled]
+    groups.set_timeout(7)
+    timeouts = {
+        groups.group(kind)._get_backend(torch.device("cpu")).options._timeout.total_seconds() for kind in groups.kinds
+    }
     dist.barrier(groups.group("tp"))
     dist.destroy_process_group()
-    return told
+    return *told, disabled, timeouts
 
 
 def test_groups_that_the_caller_made() -> None:
-    """B21: process groups given at opening are used by mesh and random numbers, and left to the caller on close."""
+    """B21: process groups given at opening are used by mesh and random numbers, and left to the caller on close.
+
+    Meshes whose groups were not given are off, and a timeout set later reaches those that were.
+    """
     told = run_ranks(open_on_given_groups, 2)
 
     assert [mesh for mesh, *_ in told] == [2, 2]
     assert told[0][2] != told[1][2]
+    assert [timeouts for *_, timeouts in told] == [{7.0}] * 2
+    assert [{*disabled} for *_, disabled, _ in told] == [{"shard_mesh", "expert_mesh"}] * 2
 
 
 def give_wrong_groups() -> str:

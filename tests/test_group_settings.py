@@ -16,9 +16,10 @@ from open_groups import opened
 from runtime_di.containers import TrainingSettings
 from runtime_di.errors import ServiceError
 from runtime_di.launch import LaunchSettings
+from runtime_di.providers.group_creation import create_groups
 from runtime_di.providers.group_settings import GroupSettings
 from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.process_groups import ProcessGroups, create_groups
+from runtime_di.providers.process_groups import ProcessGroups
 from runtime_di.providers.rank_grid import RankGrid
 from runtime_di.providers.world import DistributedSettings, World, join_world
 

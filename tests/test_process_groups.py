@@ -17,8 +17,9 @@ from torch.distributed import distributed_c10d as c10d
 from open_groups import opened
 from runtime_di.errors import ServiceError
 from runtime_di.launch import LaunchSettings
+from runtime_di.providers.group_creation import create_groups
 from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.process_groups import KINDS, Kind, ProcessGroups, RankGrid, create_groups
+from runtime_di.providers.process_groups import KINDS, Kind, ProcessGroups, RankGrid
 from runtime_di.providers.world import DistributedSettings, join_world
 from runtime_di.settings import RuntimeSettings
 from runtime_di.testing.ranks import run_ranks

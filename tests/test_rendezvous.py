@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, Store, TCPStore
 
 from open_groups import opened
-from runtime_di.errors import ServiceError
+from runtime_di.errors import AgreementError, ServiceError
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers.agreement import Agreement
 from runtime_di.providers.meeting import Meeting
@@ -28,6 +29,8 @@ from runtime_di.testing.ranks import run_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from pytest_mock import MockerFixture
 
 
 def launch(rank: int, world_size: int) -> LaunchSettings:
@@ -75,6 +78,25 @@ def test_an_attempt_that_failed_is_not_joined(store: Store) -> None:
         Meeting(store=store, launch=launch(1, 3), timeout_s=0.05).hold()
 
     assert meet(store, range(3)) == [2, 2, 2]
+
+
+def test_a_process_that_comes_too_late_is_told_why(mocker: MockerFixture) -> None:
+    """B46: a process that the others have met without, since another is its rank or its world is larger, says so."""
+    store = HashStore()
+    meet(store, range(2))
+    mocker.patch("runtime_di.providers.meeting.process", return_value="elsewhere process 7")
+
+    with pytest.raises(AgreementError) as refused:
+        Meeting(store=store, launch=launch(1, 3), timeout_s=0.05).hold()
+
+    assert re.sub(r"\S+ process \d+ and", "P and", str(refused.value)) == (
+        "Ranks of one job must be started alike, and these differ:\n"
+        "  launch.rank: rank 1 arrived twice: P and elsewhere process 7\n"
+        "    fix: give each process a rank of its own\n"
+        "  launch.world_size: 2 on rank 0; 3 on rank 1\n"
+        "  process_groups: rank 0 did not arrive (its last meeting was over before this process came) within 0.05 s\n"
+        "    fix: see why those ranks are late or gone, or raise distributed.startup_timeout_s"
+    )
 
 
 def test_a_rank_that_tries_again_counts_once() -> None:

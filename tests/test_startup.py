@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -71,22 +73,22 @@ def start_and_die(folder: str, victim: int, phase: str) -> None:
             )
         except SystemExit as left:
             written = "".join(str(call.args[0]) for call in stderr.write.call_args_list)
-            ended = {"status": left.code, "seconds": time.monotonic() - start, "told": written}
+            ended = {"status": left.code, "seconds": time.monotonic() - start, "told": written, "pid": os.getpid()}
             Path(folder, os.environ["RANK"]).write_text(json.dumps(ended))
 
 
 NO_STORE = r"no store at 127\.0\.0\.1:\d+, which rank 0 is to host"
-NOT_BUILT = "Service 'process_groups' could not be built"
+NOT_MADE = r"process_groups: the (world of ranks 0-3|\w+ group of ranks \S+) could not be made: "
 
 
 @pytest.mark.parametrize(
     ("victim", "phase", "told"),
     [
         (2, "before it arrives", "rank 2 of 4 did not arrive within 1 s"),
-        (2, "after it arrived", NOT_BUILT),
+        (2, "after it arrived", NOT_MADE),
         (0, "before it tells who came", NO_STORE),
-        (0, "before the world is made", f"{NO_STORE}|{NOT_BUILT}"),
-        (1, "before groups are made", NOT_BUILT),
+        (0, "before the world is made", f"{NO_STORE}|{NOT_MADE}"),
+        (1, "before groups are made", NOT_MADE),
     ],
 )
 def test_others_end_when_one_is_killed(
@@ -103,6 +105,7 @@ def test_others_end_when_one_is_killed(
     assert [end["status"] for end in ended] == [1] * (NUM_RANKS - 1)
     assert [end["told"] for end in ended if not re.search(told, end["told"])] == []
     assert max(end["seconds"] for end in ended) < 10
+    assert not any(psutil.pid_exists(end["pid"]) for end in ended)
 
 
 def fail_and_start_again(failing: int) -> list[str]:
@@ -157,10 +160,20 @@ def test_torchrun_restarts_killed_workers(tmp_path: Path) -> None:
     flags = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", "0", "--rdzv-backend", "c10d"]
     command = [sys.executable, "-m", "torch.distributed.run", *flags, "--rdzv-endpoint", "127.0.0.1:0", str(script)]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as torchrun:
+        written, errors = torchrun.communicate(timeout=110)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["restart 1: 2 ranks"] * 2
+    assert torchrun.returncode == 0, errors
+    assert written.splitlines() == ["restart 1: 2 ranks"] * 2
+    assert [left for left in psutil.pids() if session_of(left) == torchrun.pid] == []
+
+
+def session_of(pid: int) -> int | None:
+    with suppress(ProcessLookupError):
+        return os.getsid(pid)
+    return None
 
 
 @pytest.mark.parametrize("rank", [5, 1023])

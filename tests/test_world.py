@@ -15,11 +15,12 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d as c10d
 
 from open_groups import opened
-from runtime_di.errors import ServiceError
+from runtime_di.errors import AgreementError, ServiceError
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers.parallel import ParallelSettings
 from runtime_di.providers.process_groups import KINDS, Kind
 from runtime_di.providers.world import DistributedSettings, effective_backend
+from runtime_di.settings import RuntimeSettings
 from runtime_di.testing.ranks import run_ranks
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from pytest_mock import MockerFixture
 
+DIFFER = "Ranks of one job must be started alike, and these differ:"
 FAKE = DistributedSettings(backend="fake")
 
 
@@ -124,7 +126,7 @@ def test_torchs_hook_and_counter_are_restored() -> None:
 def test_a_failed_start_can_be_tried_again(mocker: MockerFixture) -> None:
     """B43, B53: an attempt that fails within torch leaves nothing that changes the name of the next world."""
     mocker.patch.object(c10d, "_new_process_group_helper", side_effect=RuntimeError("no route"))
-    with pytest.raises(RuntimeError, match="no route"), opened():
+    with pytest.raises(ServiceError, match="the world of rank 0 could not be made: RuntimeError: no route"), opened():
         pass
     mocker.stopall()
 
@@ -133,9 +135,29 @@ def test_a_failed_start_can_be_tried_again(mocker: MockerFixture) -> None:
 
 
 def test_nccl_needs_a_gpu() -> None:
-    """NCCL for a rank that computes on the CPU is refused before anything is opened."""
-    with pytest.raises(ServiceError, match="needs CUDA devices, and this rank computes on 'cpu'"):
-        effective_backend(DistributedSettings(backend="nccl"), torch.device("cpu"))
+    """NCCL for a rank that computes on the CPU is refused before a world is made."""
+    with (
+        pytest.raises(ServiceError, match="needs CUDA devices, and this rank computes on 'cpu'"),
+        opened(distributed=DistributedSettings(backend="nccl")),
+    ):
+        pass
+
+
+def start_with_a_backend_of_my_own() -> str:
+    """Want NCCL on the CPU of the last rank."""
+    launch = RuntimeSettings().launch
+    try:
+        with opened(distributed=DistributedSettings(backend="nccl" if launch.rank == 2 else "auto")):
+            return "opened"
+    except AgreementError as error:
+        return str(error)
+
+
+def test_a_backend_that_one_rank_cannot_have_is_told_to_all() -> None:
+    """Ranks meet before one of them refuses its backend, so that the others need not wait for it in vain."""
+    told = run_ranks(start_with_a_backend_of_my_own, 3)
+
+    assert told == [f"{DIFFER}\n  effective backend: gloo on ranks 0-1; nccl on rank 2"] * 3
 
 
 def test_the_backend_follows_the_device() -> None:
