@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from runtime_di import conformance
-from runtime_di.conformance import UNDECIDED
+from runtime_di import conformance, hints
 from runtime_di.errors import Problem
+from runtime_di.hints import UNDECIDED
 
 if TYPE_CHECKING:
     from runtime_di.plan import Plan
@@ -103,13 +103,13 @@ def _signature(spec: ServiceSpec) -> Iterator[Problem]:
 
 
 def _settings(plan: Plan) -> Iterator[Problem]:
-    annotation, module = conformance.annotations_of(plan.runtime or object)["settings"]
-    root = conformance.resolve(annotation, module)
+    annotation, module = hints.annotations_of(plan.runtime or object)["settings"]
+    root = hints.resolve(annotation, module)
     for spec in plan.services.values():
         for path in spec.settings:
             owners = [root]
             for name in path.names:
-                owners, lacking = conformance.attribute_types(owners, name)
+                owners, lacking = hints.attribute_types(owners, name)
                 if lacking:
                     yield Problem(
                         spec.name,
@@ -143,8 +143,8 @@ def _results(plan: Plan) -> Iterator[Problem]:
     for name, spec in plan.services.items():
         if name not in annotated:
             continue
-        wanted = conformance.resolve(*annotated[name])
-        result = conformance.result_of(spec.factory)
+        wanted = hints.resolve(*annotated[name])
+        result = hints.result_of(spec.factory)
         if wanted is UNDECIDED or result is UNDECIDED:
             continue
         for misfit in conformance.class_misfits(result, wanted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 
-from runtime_di import conformance
+from runtime_di import hints
 from runtime_di.errors import Problem
 from runtime_di.settings import RuntimeSettings
 from runtime_di.specs import Injection, ServiceEdge, ServiceSpec, SettingsPath
@@ -20,7 +20,7 @@ def why_disabled(spec: ServiceSpec, settings: RuntimeSettings, disabled: Mapping
     }
     if missing:
         for injection, parameter in _bound(spec):
-            if id(injection) in missing and not (parameter and conformance.accepts_none(parameter, spec.factory)):
+            if id(injection) in missing and not (parameter and hints.accepts_none(parameter, spec.factory)):
                 return missing[id(injection)]
     return None
 

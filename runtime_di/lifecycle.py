@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from runtime_di.conformance import function_of
 from runtime_di.disabling import why_disabled
 from runtime_di.errors import ClosedError, Problem, RuntimeDIError, ServiceDisabledError, ServiceError
+from runtime_di.hints import function_of
 from runtime_di.phases import Phase
 from runtime_di.plan import Plan
 from runtime_di.settings import RuntimeSettings

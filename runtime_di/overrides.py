@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runtime_di import conformance
+from runtime_di import conformance, hints
 from runtime_di.declarations import names_of
 from runtime_di.errors import OverrideError, Problem
 from runtime_di.plan import Plan
@@ -56,13 +56,13 @@ def in_force(runtime: type[Runtime], plan: Plan, given: Mapping[Any, Any]) -> di
     return checked(runtime, plan, found | _by_name(runtime, plan, given))
 
 
-def checked(runtime: type[Runtime], plan: Plan, given: Mapping[Any, Any]) -> dict[str, Any]:
+def checked(runtime: type[Runtime], plan: Plan, *given: Mapping[Any, Any]) -> dict[str, Any]:
     """Name to object, as ``given`` by name or by container attribute.
 
     Raises:
         OverrideError: an override names no service, or one that is given already, or does not fit its annotated type.
     """
-    named = _by_name(runtime, plan, given)
+    named = _by_name(runtime, plan, *given)
     annotated = runtime.service_annotations()
     problems = []
     for name, value in named.items():
@@ -80,17 +80,18 @@ def checked(runtime: type[Runtime], plan: Plan, given: Mapping[Any, Any]) -> dic
 
 def _misfits(value: Any, annotation: Any, module: str) -> list[str]:
     """Why a value does not fit an annotation, for which a module is imported that nothing has imported yet."""
-    wanted = conformance.resolve(annotation, module)
-    if wanted is conformance.UNDECIDED:
+    wanted = hints.resolve(annotation, module)
+    if wanted is hints.UNDECIDED:
         with suppress(ImportError):
-            wanted = conformance.resolve_importing(annotation, module)
-    return [] if wanted is conformance.UNDECIDED else conformance.value_misfits(value, wanted)
+            wanted = hints.resolve_importing(annotation, module)
+    return [] if wanted is hints.UNDECIDED else conformance.value_misfits(value, wanted)
 
 
-def _by_name(runtime: type[Runtime], plan: Plan, given: Mapping[Any, Any]) -> dict[str, Any]:
+def _by_name(runtime: type[Runtime], plan: Plan, *given: Mapping[Any, Any]) -> dict[str, Any]:
     known = names_of(plan.container)
-    names = [known.get(id(key), str(key)) for key in given]
+    named = [(known.get(id(key), str(key)), value) for mapping in given for key, value in mapping.items()]
+    names = [name for name, _ in named]
     if twice := {name: None for name in names if names.count(name) > 1}:
-        problems = [Problem(name, "is given twice", fix="give it by name alone") for name in twice]
+        problems = [Problem(name, "is given twice", fix="give it by name alone, once") for name in twice]
         raise OverrideError(f"{runtime.__name__} cannot be opened with these overrides.", problems)
-    return dict(zip(names, given.values(), strict=True))
+    return dict(named)

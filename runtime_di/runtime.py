@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, dataclass_trans
 
 from dependency_injector import containers
 
-from runtime_di import conformance
+from runtime_di import hints
 from runtime_di.errors import CapabilityError, CloseError, PlanError, Problem, SettingsError
 from runtime_di.lifecycle import Lifecycle
 from runtime_di.main import run_main
@@ -77,15 +77,15 @@ class Runtime:
         own = cls.own_names()
         return {
             name: found
-            for name, found in conformance.annotations_of(cls).items()
-            if name not in own and not name.startswith("_") and not conformance.is_class_variable(*found)
+            for name, found in hints.annotations_of(cls).items()
+            if name not in own and not name.startswith("_") and not hints.is_class_variable(*found)
         }
 
     @classmethod
     def settings_class(cls) -> type[RuntimeSettings]:
         """The class that ``settings`` is annotated with."""
-        annotation, module = conformance.annotations_of(cls)["settings"]
-        resolved = conformance.resolve(annotation, module)
+        annotation, module = hints.annotations_of(cls)["settings"]
+        resolved = hints.resolve(annotation, module)
         if not (isinstance(resolved, type) and issubclass(resolved, RuntimeSettings)):
             what = f"its annotation {annotation} is no RuntimeSettings that module {module} knows"
             fix = f"annotate a class of that module in {cls.__name__}"
@@ -151,7 +151,7 @@ class Runtime:
         Raises:
             OverrideError: as for `open`, at once.
         """
-        given = checked(cls, cls._checked_plan(), {**(overrides or {}), **by_name})
+        given = checked(cls, cls._checked_plan(), overrides or {}, by_name)
         return overriding(Scope(cls, given))
 
     @classmethod

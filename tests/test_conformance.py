@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 
-from runtime_di import conformance
-from runtime_di.conformance import UNDECIDED
+from runtime_di import conformance, hints
+from runtime_di.hints import UNDECIDED
 
 if TYPE_CHECKING:
     from collections import OrderedDict as Hidden
@@ -153,7 +153,7 @@ def static(function: Any, kind: Any = staticmethod) -> type:
 )
 def test_value_that_fits_or_cannot_be_decided_passes(value: Any, annotation: Any) -> None:
     """Classes, unions, protocols and hidden imports are decided; of anything else nothing is said."""
-    wanted = conformance.resolve(annotation, __name__)
+    wanted = hints.resolve(annotation, __name__)
 
     misfits = [] if wanted is UNDECIDED else conformance.value_misfits(value, wanted)
 
@@ -204,7 +204,7 @@ def test_value_that_fits_or_cannot_be_decided_passes(value: Any, annotation: Any
 )
 def test_value_that_does_not_fit_is_told_why(value: Any, annotation: Any, misfits: list[str]) -> None:
     """A misfit names what is lacking, or both signatures."""
-    wanted = conformance.resolve(annotation, __name__)
+    wanted = hints.resolve(annotation, __name__)
 
     assert conformance.value_misfits(value, wanted) == misfits
 
@@ -340,7 +340,7 @@ def decorated(*args: Any, **kwargs: Any) -> Any:
 )
 def test_result_of_a_factory_is_what_it_makes(factory: Any, result: Any) -> None:
     """Generators make what they yield; partials, decorators, classes and callable objects are seen through."""
-    assert conformance.result_of(factory) == result
+    assert hints.result_of(factory) == result
 
 
 @pytest.mark.parametrize(
@@ -363,11 +363,11 @@ def test_parameter_accepts_none_by_its_annotation(annotation: Any, accepts: bool
     """An annotation that cannot be resolved is read as it is spelled."""
     parameter = inspect.Parameter("given", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)
 
-    assert conformance.accepts_none(parameter, plain) is accepts
+    assert hints.accepts_none(parameter, plain) is accepts
 
 
 def test_unannotated_parameter_accepts_none_by_its_default() -> None:
     """Without an annotation the default decides."""
     parameter = inspect.signature(lambda given=None: given).parameters["given"]
 
-    assert conformance.accepts_none(parameter, plain)
+    assert hints.accepts_none(parameter, plain)

@@ -144,6 +144,8 @@ def test_two_overrides_of_one_service_are_refused() -> None:
 
     with pytest.raises(OverrideError, match=r"tokenizer: is given twice(.|\n)*fix: give it by name alone"):
         runtime_class.open(overrides={"tokenizer": FakeEncoder(), attribute: FakeEncoder()})
+    with pytest.raises(OverrideError, match="tokenizer: is given twice"):
+        runtime_class.overriding({"tokenizer": 1}, tokenizer=2)
 
 
 def test_overriding_a_disabled_service_enables_it_and_its_dependants() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, get_origin
 from unittest.mock import MagicMock
 
-from runtime_di import conformance, fields
+from runtime_di import fields, hints
 from runtime_di.declarations import names_of
 from runtime_di.errors import OverrideError, Problem
 from runtime_di.runtime import Runtime
@@ -32,7 +32,7 @@ def autospec(create: Callable[..., Any], runtime: type[Runtime], service: Any, a
         fix = f"fake one of {', '.join(plan.services)}"
         raise OverrideError("There is nothing to fake.", [Problem(name, f"no service of {runtime.__name__}", fix=fix)])
     annotation, module = runtime.service_annotations().get(name, (Any, ""))
-    spec = _class(conformance.resolve(annotation, module)) or _class(conformance.resolve_importing(annotation, module))
+    spec = _class(hints.resolve(annotation, module)) or _class(hints.resolve_importing(annotation, module))
     if spec is None:
         what, fix = f"its annotation {annotation} in {runtime.__name__} is no class", "write a fake by hand"
         raise OverrideError("The service cannot be imitated.", [Problem(name, what, fix=fix)])
@@ -52,7 +52,7 @@ def _class(annotation: Any) -> type | None:
 
 def _instance_attributes(create: Callable[..., Any], spec: type) -> Iterator[tuple[str, Any]]:
     """A mock of each public attribute that the class annotates and does not have itself, as by its annotation."""
-    for name, found in conformance.annotations_of(spec).items():
+    for name, found in hints.annotations_of(spec).items():
         if not name.startswith("_") and not hasattr(spec, name):
-            kind = _class(conformance.resolve(*found))
+            kind = _class(hints.resolve(*found))
             yield name, create(kind, instance=True) if kind else MagicMock()

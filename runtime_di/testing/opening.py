@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from runtime_di import conformance, fields
+from runtime_di import conformance, fields, hints
 from runtime_di.launch import LaunchSettings
 from runtime_di.overrides import in_force
 from runtime_di.runtime import Runtime
@@ -42,7 +42,7 @@ def open_for_test(runtime: type[R], folder: Path, overrides: Mapping[Any, Any] |
     plan = runtime.plan()
     named = in_force(runtime, plan, overrides or {})
     if "writer" in plan.services and "writer" not in named and "writer" not in given:
-        wanted = conformance.resolve(*runtime.service_annotations().get("writer", (None, "")))
+        wanted = hints.resolve(*runtime.service_annotations().get("writer", (None, "")))
         named |= {} if conformance.value_misfits(FakeWriter(), wanted) else {"writer": FakeWriter()}
     return runtime.open(settings, overrides=named)
 
