@@ -87,12 +87,12 @@ class Rng(RandomStreams):
 
     def state_dict(self) -> dict[str, Any]:
         """Take the state of every generator, as plain values and byte tensors, which differ between ranks."""
-        return {**global_state(self._globals), **super().state_dict()}
+        return {**global_state(self._globals), "base_seed": self.base_seed, **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Bring the generators back to a state; see `RandomStreams.load_state_dict`."""
         super().load_state_dict(state)
-        if state["seeds"].get("base") == self.base_seed:
+        if state["base_seed"] == self.base_seed:
             restore_global_state(state, self._globals)
 
 

@@ -87,9 +87,16 @@ class RandomStreams:
             self._default.set_state(before)
 
     def state_dict(self) -> dict[str, Any]:
-        """Take the state of every stream, as plain values and byte tensors, which differ between ranks."""
-        streams = {stream: generator.get_state() for stream, generator in self._streams.items()}
-        return {"streams": streams, "seeds": dict(self.seeds)}
+        """Take the state of every stream, as plain values and byte tensors, which differ between ranks.
+
+        Each has its seed beside it: in another parallel layout, ranks may take over the one stream and not the other.
+        """
+        return {
+            "streams": {
+                stream: {"seed": self.seeds[stream], "state": generator.get_state()}
+                for stream, generator in self._streams.items()
+            }
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Bring the generators back to a state.
@@ -101,15 +108,14 @@ class RandomStreams:
         """
         if problems := list(self._misfits(state["streams"])):
             raise ServiceError("The random state does not fit this run:", problems)
-        same = {stream for stream, seed in self.seeds.items() if state["seeds"].get(stream) == seed}
         for stream, saved in state["streams"].items():
-            if stream in same:
-                self._streams[stream].set_state(saved)
+            if saved["seed"] == self.seeds[stream]:
+                self._streams[stream].set_state(saved["state"])
 
-    def _misfits(self, streams: Mapping[str, torch.Tensor]) -> Iterator[Problem]:
+    def _misfits(self, streams: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
         for stream, saved in streams.items():
             if stream not in self._streams:
                 yield Problem(f"stream '{stream}'", "is no stream of this run", fix="declare it in rng.streams")
-            elif saved.shape != self._streams[stream].get_state().shape:
+            elif saved["state"].shape != self._streams[stream].get_state().shape:
                 fix = "start from new seeds: leave the random state out of what is loaded"
                 yield Problem(f"stream '{stream}'", "was saved on another kind of device", fix=fix)

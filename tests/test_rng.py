@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch._inductor import config as inductor
 
+from runtime_di.containers import TrainingRuntime, TrainingSettings
 from runtime_di.errors import ServiceError
 from runtime_di.providers.determinism import CUBLAS_VARIABLE, deterministic_algorithms
 from runtime_di.providers.process_groups import ProcessGroups, RankGrid
 from runtime_di.providers.rng import Rng, RngSettings, StreamSettings, open_rng
 from runtime_di.providers.rng_seeds import STREAMS, hashed_seeds
+from runtime_di.testing.ranks import run_ranks
 
 opened = contextmanager(open_rng)
 CPU = torch.device("cpu")
@@ -402,6 +405,26 @@ def test_state_is_each_rank_s_own() -> None:
     assert leaves(state) == {int, float, str, type(None), torch.uint8}
 
 
+def go_on_tensor_parallel(folder: Path) -> tuple[float, float]:
+    """Save as two replicas, and go on with a layer shared between them; the next numbers saved, and those drawn."""
+    flags = ["--checkpoint.folder", str(folder), "--log.level", "ERROR"]
+    with TrainingRuntime.open(TrainingSettings.load(flags)) as runtime:
+        torch.rand(3, generator=runtime.rng.generator("model_parallel"))
+        runtime.checkpointer.save({"rng": runtime.rng}, 1)
+        saved = float(torch.rand((), generator=runtime.rng.generator("model_parallel")))
+    with TrainingRuntime.open(TrainingSettings.load([*flags, "--parallel.tensor", "2"])) as runtime:
+        runtime.checkpointer.load({"rng": runtime.rng})
+        return saved, float(torch.rand((), generator=runtime.rng.generator("model_parallel")))
+
+
+def test_streams_stay_apart_in_another_layout(tmp_path: Path) -> None:
+    """Ranks that had one stream alike, and shall not now, go on with it only where it is theirs by its seed."""
+    (saved, first), (_, second) = run_ranks(go_on_tensor_parallel, 2, tmp_path)
+
+    assert first == saved
+    assert second != saved
+
+
 def test_state_without_a_stream_leaves_it_where_it_is() -> None:
     """A stream that was declared after the state was saved goes on from its own seed."""
     with opened(RngSettings(), ALONE, CPU) as rng:
@@ -417,7 +440,8 @@ def test_state_that_does_not_fit_changes_nothing() -> None:
     """A state of other streams, or of another kind of device, is refused with every misfit before any is loaded."""
     with opened(RngSettings(), ALONE, CPU) as rng:
         state = rng.state_dict()
-        streams = {**state["streams"], "gone": state["streams"]["data"], "data": torch.zeros(16, dtype=torch.uint8)}
+        other = {"seed": 1, "state": torch.zeros(16, dtype=torch.uint8)}
+        streams = {**state["streams"], "gone": state["streams"]["data"], "data": other}
         draw()
         before = rng.state_dict()
 
