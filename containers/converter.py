@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
 from runtime_di.providers.checkpoint_loader import LoadSettings
 from runtime_di.providers.checkpoint_source import checkpoint_layers
-from runtime_di.providers.converter import ConversionSettings, Converter, open_converter, tokenizer_files
+from runtime_di.providers.converter import (
+    ConversionSettings,
+    Converter,
+    TokenizerFiles,
+    open_converter,
+    tokenizer_files,
+)
 from runtime_di.providers.log import LogSettings, open_log
 from runtime_di.providers.tokenizer_settings import TokenizerSettings
 from runtime_di.providers.vocabulary import Vocabulary, VocabularySettings, resolve_vocabulary
@@ -37,9 +42,9 @@ class ConverterSettings(RuntimeSettings):
     """The log on standard error."""
 
     @property
-    def tokenizer_files(self) -> list[Path]:
+    def tokenizer_files(self) -> TokenizerFiles | None:
         """Files of the tokenizer, as this machine sees the disk now."""
-        return tokenizer_files(self.tokenizer)
+        return None if self.tokenizer is None else tokenizer_files(self.tokenizer)
 
     def rules(self) -> Iterable[Problem]:
         if self.launch.world_size > 1:

@@ -3,10 +3,12 @@
     python examples/convert_checkpoint.py --conversion.folder runs/gpt-2way --conversion.tensor 2
     python examples/convert_checkpoint.py --conversion.folder runs/gpt-weights --conversion.single_file
 
-The first has the vocabulary's rows that two tensor-parallel ranks share, optimizer state included: train on from it
-with ``--checkpoint.load runs/gpt-2way``. The second has the weights alone, in one ``model.safetensors`` with the
-tokenizer beside it; serve.py reads it as well. Without ``--checkpoint.load`` the latest checkpoint of ``make train`` is
-taken.
+The first has the vocabulary's rows that two tensor-parallel ranks share, optimizer state included: pretrain_gpt.py goes
+on from it at its step with ``--checkpoint.load runs/gpt-2way --parallel.tensor 2``. The second has the weights alone in
+one ``model.safetensors``: with ``--checkpoint.load runs/gpt-weights`` pretrain_gpt.py begins at step 0 with a fresh
+optimizer, and train_rl.py starts from it as from a whole checkpoint. Both have the tokenizer beside them and name it in
+their settings, so that serve.py reads them wherever they are moved. Without ``--checkpoint.load`` the latest checkpoint
+of ``make train`` is taken.
 """
 
 from __future__ import annotations

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from gpt import GPT, average_gradients, parallelize
+from trained import Trained
 
 if TYPE_CHECKING:
     from pretrain_gpt import PretrainRuntime
 
 
-class Trainer:
-    """The model and its optimizer; what a checkpoint holds of them fits any number of ranks."""
+class Trainer(Trained):
+    """Trains on global batches."""
+
+    model: GPT
 
     def __init__(self, runtime: PretrainRuntime) -> None:
         self.runtime = runtime
@@ -24,14 +26,6 @@ class Trainer:
         if runtime.process_groups.size("tp") > 1:
             parallelize(self.model, runtime.mesh["tp"])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.1, betas=(0.9, 0.95))
-
-    def state_dict(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(self.model, self.optimizer, **parts)
 
     def step(self, step: int) -> float:
         """Train on one global batch and return its loss, equal on all ranks."""

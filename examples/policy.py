@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from gpt import GPT, average_gradients, parallelize
+from trained import Trained, start_from_checkpoint
 
 if TYPE_CHECKING:
     from train_rl import PolicyRuntime
@@ -65,25 +65,17 @@ def resume(runtime: PolicyRuntime, state: dict[str, Any]) -> int:
     latest = runtime.checkpointer.latest
     if latest is not None and latest.parent == runtime.settings.checkpoint.folder:
         return runtime.checkpointer.load(state) or 0
-    runtime.checkpointer.load({name: part for name, part in state.items() if name == "trainer"})
+    start_from_checkpoint(runtime, {name: part for name, part in state.items() if name == "trainer"})
     return 0
 
 
-class Learner:
+class Learner(Trained):
     """Policy gradients: samples that were better than the average become likelier."""
 
     def __init__(self, runtime: PolicyRuntime) -> None:
         self.runtime, self.grid = runtime, runtime.grids["trainer"]
         self.model = make_model(runtime, "trainer")
         self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.95))
-
-    def state_dict(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(self.model, self.optimizer, **parts)
 
     def step(self, sequences: Tensor, advantages: Tensor) -> None:
         """Learn from this rank's share of the samples."""

@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 2 examples/pretrain_gpt.py --config examples/pretrain_gpt.toml
 
 Data-parallel by default; ``--parallel.tensor 2`` shares every weight between two ranks instead. ``--help`` lists all
-settings. Without ``--writer.folder`` and ``--checkpoint.folder`` it writes nothing.
+settings. Without ``--writer.folder`` and ``--checkpoint.folder`` it writes nothing. ``--checkpoint.load`` goes on from
+another run's checkpoint at its step, or from the weights alone that convert_checkpoint.py made, at step 0.
 """
 
 from __future__ import annotations
@@ -68,16 +69,17 @@ class PretrainRuntime(TrainingRuntime, container=PretrainContainer):
 
 
 def train(runtime: PretrainRuntime) -> None:
-    """Train from the latest checkpoint, or from the start, to the last step."""
+    """Train from the latest checkpoint, from given weights, or from the start, to the last step."""
     from tqdm import tqdm
 
     from gpt_trainer import Trainer  # torch is imported here, once the settings are known to be right
+    from trained import start_from_checkpoint
 
     runtime.start()
     settings, writer, checkpointer = runtime.settings, runtime.writer, runtime.checkpointer
     trainer = Trainer(runtime)
     state = {"trainer": trainer, "rng": runtime.rng}
-    first, steps = checkpointer.load(state) or 0, settings.train.steps
+    first, steps = start_from_checkpoint(runtime, state), settings.train.steps
     num_tokens = runtime.microbatches.at(0).global_size * settings.model.context_length
     bar = tqdm(range(first + 1, steps + 1), initial=first, total=steps, disable=settings.launch.rank != 0)
     for step in bar:

@@ -48,13 +48,23 @@ class CheckpointLoader(Protocol):
 
     DTensors are loaded at any sharding, whatever they were saved with. Other tensors are taken to be equal on all
     ranks. Plain values, and byte tensors such as ``torch.get_rng_state()``, may differ between ranks: each rank gets
-    its own back in the same parallel layout; in another, those that differed stay as they are, which the log tells.
+    its own back in the same parallel layout; in another, it gets what the ranks that had a value had alike, and those
+    that differed stay as they are, which the log tells.
     Plain are ``None``, booleans, numbers, strings, bytes, lists, tuples and dicts.
     """
 
     @property
     def latest(self) -> Path | None:
         """The checkpoint that `load` would take, as this rank sees the disk."""
+        ...
+
+    @property
+    def weights_only(self) -> bool:
+        """Whether `latest` holds the weights of a model alone, so that no more of a state can be loaded from it.
+
+        Raises:
+            CheckpointError: its snapshot cannot be read.
+        """
         ...
 
     def load(self, state: dict[str, Any]) -> int | None:
@@ -76,5 +86,5 @@ def open_checkpoint_loader(settings: LoadSettings, process_groups: ProcessGroups
     from runtime_di.providers.checkpoint_ranks import Ranks
     from runtime_di.providers.folder_loader import FolderLoader
 
-    layout = process_groups.world_size, layout_of(process_groups.grid)
+    layout = layout_of(process_groups.grid, {})
     return FolderLoader(settings, Ranks(process_groups.rank, process_groups.world_size), layout)

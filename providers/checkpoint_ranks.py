@@ -34,7 +34,7 @@ class Ranks:
             CheckpointError: it failed on some rank; raised on every one, under ``heading``.
         """
         result, failure = self._attempt(heading, work)
-        failures = [failure] if self.alone else self._gather(failure)
+        failures = self.gathered(failure)
         told = [other for other in failures if other]
         if told:
             problems = dict.fromkeys(problem for other in told for problem in other.problems)
@@ -50,6 +50,14 @@ class Ranks:
             raise failure from cause
         return result  # type: ignore[return-value]
 
+    def gathered(self, value: T) -> list[T]:
+        """Tell every rank what each has, in rank order; a rank alone hears itself."""
+        if self.alone:
+            return [value]
+        values = [value] * dist.get_world_size()
+        dist.all_gather_object(values, value)
+        return values
+
     def _attempt(self, heading: str, work: Callable[[], T]) -> _Outcome[T]:
         try:
             return work(), None
@@ -59,12 +67,6 @@ class Ranks:
             told = CheckpointError(heading, [Problem(f"rank {self.rank}", f"{type(error).__name__}: {error}")])
             told.__cause__ = error
             return None, told
-
-    @staticmethod
-    def _gather(failure: CheckpointError | None) -> list[CheckpointError | None]:
-        failures: list[CheckpointError | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(failures, failure)
-        return failures
 
     @staticmethod
     def _broadcast(outcome: _Outcome[T] | None) -> _Outcome[T]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from runtime_di import fields
 from runtime_di.errors import SettingsError
-from runtime_di.providers.snapshot import CheckpointError, read_snapshot
+from runtime_di.providers.snapshot import CheckpointError, find_checkpoint, read_snapshot
 from runtime_di.sources import Layer, default_layer, settle
 
 if TYPE_CHECKING:
@@ -30,11 +30,16 @@ def checkpoint_layers(settings: type[RuntimeSettings], stronger: Sequence[Layer]
     asked = section if isinstance(section, Mapping) else {}
     if not asked.get("load") or not _is_true(asked.get("load_settings", False)):
         return []
+    folder = find_checkpoint(Path(asked["load"])) or Path(asked["load"])
     try:
-        snapshot = read_snapshot(Path(asked["load"]))
+        snapshot = read_snapshot(folder)
     except CheckpointError as error:
         raise SettingsError(error.heading, error.problems) from error
-    return [Layer(f"checkpoint {asked['load']}", _portable([settings], snapshot.settings))]
+    files = {
+        section: {field: str(folder / name) for field, name in own.items()} for section, own in snapshot.files.items()
+    }
+    _, values = settle([Layer("files", files), Layer("settings", snapshot.settings)], settings)
+    return [Layer(f"checkpoint {asked['load']}", _portable([settings], values))]
 
 
 def _is_true(value: object) -> bool:

@@ -44,7 +44,7 @@ def read_values(folder: Path, rank: int) -> Values:
 
 
 def read_common_values(folder: Path, num_ranks: int) -> Values:
-    """Read what all of the ``num_ranks`` that saved had alike, for a rank that none of them was.
+    """Read what those of the ``num_ranks`` that had a value had alike, for a rank that none of them was.
 
     Raises:
         CheckpointError: a file cannot be read, or is malformed.

@@ -17,6 +17,7 @@ from runtime_di.section import Mark
 if TYPE_CHECKING:
     from runtime_di.capabilities import Requirement
     from runtime_di.launch import LaunchSettings
+    from runtime_di.providers.grids import Grids
     from runtime_di.providers.process_groups import ProcessGroups
     from runtime_di.providers.vocabulary import Vocabulary
 
@@ -67,6 +68,7 @@ def open_checkpointer(
     process_groups: ProcessGroups,
     vocabulary: Vocabulary | None,
     snapshot: Mapping[str, Any],
+    grids: Grids | None = None,
 ) -> Checkpointer:
     """Make the checkpointer of this run; nothing is read or written yet.
 
@@ -75,6 +77,7 @@ def open_checkpointer(
         process_groups: the ranks that save and load together.
         vocabulary: told in every checkpoint, so that a later run can size its embedding without a tokenizer.
         snapshot: this run's portable settings, told in every checkpoint as they are now.
+        grids: what divides the world, if anything does; a rank's part in the run is its place on them.
     """
     from runtime_di.providers.checkpoint_ranks import Ranks
     from runtime_di.providers.folder_checkpointer import FolderCheckpointer
@@ -83,7 +86,6 @@ def open_checkpointer(
         step=0,
         settings=to_jsonable_python(snapshot),
         vocabulary=to_jsonable_python(vocabulary),
-        world_size=process_groups.world_size,
-        parallel=layout_of(process_groups.grid),
+        **layout_of(process_groups.grid, {name: own.grid for name, own in (grids or {}).items()}),
     )
     return FolderCheckpointer(settings, Ranks(process_groups.rank, process_groups.world_size), origin)

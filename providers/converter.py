@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import PositiveInt
 
@@ -60,6 +60,9 @@ class Converter(Protocol):
     def convert(self) -> Path:
         """Write the new checkpoint, complete or not at all, and return its folder; the old one stays as it is.
 
+        Its settings name the tokenizer's files beside it; without a tokenizer, they name none of those that lay beside
+        the old one.
+
         Tensors with a row for each token get the rows of `Vocabulary.padded_size`: those beyond are cut, and added
         ones repeat the last row if no token has it, else are zero. What is cut and could not be made again is kept
         aside in the new checkpoint, and comes back when that is converted back.
@@ -70,8 +73,27 @@ class Converter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What a tokenizer is opened from, as this machine sees the disk now.
+
+    Attributes:
+        named: field of its section to the file that it names.
+        beside: files that are found beside those.
+        rest: the fields that name no file.
+    """
+
+    named: Mapping[str, Path]
+    beside: tuple[Path, ...]
+    rest: Mapping[str, Any]
+
+
 def open_converter(
-    load: Path, folder: Path, settings: ConversionSettings, vocabulary: Vocabulary | None, tokenizer_files: list[Path]
+    load: Path,
+    folder: Path,
+    settings: ConversionSettings,
+    vocabulary: Vocabulary | None,
+    tokenizer: TokenizerFiles | None,
 ) -> Converter:
     """Make the converter; nothing is read or written yet.
 
@@ -80,16 +102,19 @@ def open_converter(
         folder: the checkpoint to make.
         settings: what it becomes.
         vocabulary: the rows that it gets; without one, rows stay as they are.
-        tokenizer_files: copied into it.
+        tokenizer: files that are copied into it.
     """
     from runtime_di.providers.folder_converter import FolderConverter
 
-    return FolderConverter(load, folder, settings, vocabulary, tokenizer_files)
+    return FolderConverter(load, folder, settings, vocabulary, tokenizer)
 
 
-def tokenizer_files(settings: TokenizerSettings | None) -> list[Path]:
-    """The files that a tokenizer is opened from, as this machine sees the disk now."""
+def tokenizer_files(settings: TokenizerSettings) -> TokenizerFiles:
+    """The files that a tokenizer is opened from."""
+    named = {name: value for name, value in settings if isinstance(value, Path)}
+    sides: tuple[str, ...] = ()
     if isinstance(settings, FileTokenizerSettings):
-        sides = [settings.file.parent / name for name in SIDE_FILES]
-        return [settings.file, *(side for side in sides if side.exists())]
-    return [value for value in dict(settings or {}).values() if isinstance(value, Path)]
+        named, sides = {"path": settings.file}, SIDE_FILES
+    beside = (file.with_name(side) for file in named.values() for side in sides)
+    rest = settings.model_dump(mode="json", exclude={*named})
+    return TokenizerFiles(named, tuple(file for file in beside if file.exists()), rest)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -22,10 +22,17 @@ from runtime_di.providers.checkpoint_ranks import Ranks
 from runtime_di.providers.checkpoint_storage import TensorReader
 from runtime_di.providers.checkpoint_values import write_values
 from runtime_di.providers.folder_loader import failures_told
-from runtime_di.providers.snapshot import CheckpointError, Snapshot, find_checkpoint, read_snapshot
+from runtime_di.providers.snapshot import (
+    FORMAT,
+    SNAPSHOT_FILE,
+    CheckpointError,
+    Snapshot,
+    find_checkpoint,
+    read_snapshot,
+)
 
 if TYPE_CHECKING:
-    from runtime_di.providers.converter import ConversionSettings
+    from runtime_di.providers.converter import ConversionSettings, TokenizerFiles
     from runtime_di.providers.vocabulary import Vocabulary
 
 _HEADING = "The checkpoint was not converted; nothing was written."
@@ -43,14 +50,16 @@ class FolderConverter:
         folder: Path,
         settings: ConversionSettings,
         vocabulary: Vocabulary | None,
-        tokenizer_files: list[Path],
+        tokenizer: TokenizerFiles | None,
     ) -> None:
         self._load, self._folder, self._settings = load, folder, settings
-        self._vocabulary, self._tokenizer_files = vocabulary, tokenizer_files
+        self._vocabulary, self._tokenizer = vocabulary, tokenizer
+        self._tokenizer_files = [*tokenizer.named.values(), *tokenizer.beside] if tokenizer else []
 
     def convert(self) -> Path:
         """Do what `Converter.convert` says."""
-        snapshot, source = read_snapshot(self._load), find_checkpoint(self._load) or self._load
+        source = find_checkpoint(self._load) or self._load
+        snapshot = read_snapshot(source)
         index = read_index(source)
         if problems := [*self._problems(index, snapshot)]:
             raise CheckpointError(_HEADING, problems)
@@ -73,12 +82,23 @@ class FolderConverter:
         if self._settings.single_file and not any(path.startswith(self._settings.model) for path in index):
             what = f"no tensor of the checkpoint begins with {self._settings.model!r}"
             yield Problem("conversion.model", what, fix=f"give what the model's begin with, as {next(iter(index))}")
-        num_rows = (snapshot.vocabulary or {}).get("padded_size")
-        for path in filter(self._has_vocabulary_rows, index):
-            if index[path].size and index[path].size[0] != num_rows:
-                what = f"{path} has {index[path].size[0]} rows, and the checkpoint's vocabulary {num_rows}"
-                fix = "give the patterns of the tensors with a row for each token"
-                yield Problem("conversion.vocabulary_rows", what, fix=fix)
+        for what in self._row_problems(index, snapshot):
+            fix = "give the patterns of the tensors with a row for each token"
+            yield Problem("conversion.vocabulary_rows", what, fix=fix)
+
+    def _row_problems(self, index: Index, snapshot: Snapshot) -> Iterator[str]:
+        """Tell which tensors have other rows than the checkpoint's vocabulary, or without one, than the first has."""
+        if self._vocabulary is None:
+            return
+        rows = {path: index[path].size[0] for path in index if self._has_vocabulary_rows(path) and index[path].size}
+        told = {"the checkpoint's vocabulary": snapshot.vocabulary["padded_size"]} if snapshot.vocabulary else rows
+        owner, num_rows = next(iter(told.items()), ("", 0))
+        for path, own_rows in rows.items():
+            if own_rows != num_rows:
+                yield f"{path} has {own_rows} rows, and {owner} {num_rows}"
+        if not rows and self._vocabulary.padded_size != num_rows:
+            patterns = ", ".join(self._settings.vocabulary_rows)
+            yield f"no tensor of the checkpoint fits {patterns}, and {self._vocabulary.padded_size} rows are wanted"
 
     def _has_vocabulary_rows(self, path: str) -> bool:
         named = any(fnmatch(path, pattern) for pattern in self._settings.vocabulary_rows)
@@ -134,13 +154,25 @@ class FolderConverter:
     def _told(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot of the new checkpoint, which still tells how the ranks that wrote the old one were laid out."""
         if self._settings.single_file:
-            snapshot = replace(snapshot, world_size=1)
-        if self._vocabulary is None or snapshot.vocabulary is None:
-            return snapshot
-        old, new = snapshot.vocabulary, self._vocabulary
+            snapshot = replace(snapshot, world_size=1, grids={}, weights=self._settings.model)
+        settings = {name: section for name, section in snapshot.settings.items() if name not in snapshot.files}
+        files: dict[str, dict[str, str]] = {}
+        if self._tokenizer is not None:
+            settings["tokenizer"] = self._tokenizer.rest
+            named = {name: file.name for name, file in self._tokenizer.named.items()}
+            files = {"tokenizer": named} if named else {}
+        vocabulary = self._told_vocabulary(snapshot.vocabulary)
+        return replace(snapshot, settings=settings, files=files, vocabulary=vocabulary, format=FORMAT)
+
+    def _told_vocabulary(self, old: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        new = self._vocabulary
+        if new is None:
+            return old
+        if old is None:
+            return asdict(new)
         dummy_rows = old.get("dummy_rows", 0) + new.padded_size - old["padded_size"]
         sizes = {"size": new.size, "padded_size": new.padded_size, "tensor_parallel": new.tensor_parallel}
-        return replace(snapshot, vocabulary={**old, **sizes, "dummy_rows": dummy_rows})
+        return {**old, **sizes, "dummy_rows": dummy_rows}
 
 
 def _padded(rows: torch.Tensor, num_tokens: int, num_rows: int) -> torch.Tensor:
@@ -172,5 +204,9 @@ def _batches(tensors: Tensors) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def _copy(file: Path, folder: Path) -> None:
-    shutil.copyfile(file, folder / file.name)
-    sync(folder / file.name)
+    copy = folder / file.name
+    if copy.exists() or copy.name == SNAPSHOT_FILE:
+        problem = Problem(str(file), "has the name of another file of the checkpoint", fix="give it another name")
+        raise CheckpointError(_HEADING, [problem])
+    shutil.copyfile(file, copy)
+    sync(copy)

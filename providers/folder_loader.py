@@ -39,6 +39,11 @@ class FolderLoader:
     def latest(self) -> Path | None:
         return self._start.start
 
+    @property
+    def weights_only(self) -> bool:
+        latest = self.latest
+        return latest is not None and read_snapshot(latest).weights is not None
+
     def load(self, state: dict[str, Any]) -> int | None:
         loaded = self._load(state)
         return loaded and loaded[1]
@@ -49,8 +54,9 @@ class FolderLoader:
             return None
         folder, snapshot = found
         values = self._load_values(folder, snapshot)
-        leaves, index = self._ranks.together(_NOT_LOADED, lambda: _matched(folder, state, values))
-        self._tell_differing(folder, values.differing & leaves.values.keys())
+        leaves, index = self._ranks.together(_NOT_LOADED, lambda: _matched(folder, snapshot, state, values))
+        if values.differing:
+            self._tell_differing(folder, values.differing & leaves.values.keys())
         self._load_tensors(folder, leaves, index)
         self._ranks.together(_NOT_LOADED, lambda: leaves.put(state))
         return folder, snapshot.step
@@ -65,7 +71,9 @@ class FolderLoader:
             return self._ranks.together(_NOT_LOADED, lambda: read_values(folder, self._ranks.rank))
         return self._ranks.first(_NOT_LOADED, lambda: read_common_values(folder, snapshot.world_size))
 
-    def _tell_differing(self, folder: Path, paths: Set[str]) -> None:
+    def _tell_differing(self, folder: Path, own: Set[str]) -> None:
+        """Tell, on rank 0, what any rank has and did not get."""
+        paths = {path for of_rank in self._ranks.gathered(own) for path in of_rank}
         if paths and self._ranks.rank == 0:
             what = "%s is of another parallel layout; not loaded, since ranks differed in it: %s"
             _LOG.warning(what, folder, ", ".join(sorted(paths)))
@@ -91,14 +99,23 @@ def failures_told(ranks: Ranks, heading: str) -> Iterator[None]:
         raise CheckpointError(heading, told) from error
 
 
-def _matched(folder: Path, state: Mapping[str, Any], values: Values) -> tuple[Leaves, Index]:
+def _matched(folder: Path, snapshot: Snapshot, state: Mapping[str, Any], values: Values) -> tuple[Leaves, Index]:
     """The leaves of ``state`` with the checkpoint's values, once each leaf is known to have its like there."""
     leaves, index = Leaves(state), read_index(folder)
-    problems = [*_tensor_problems(leaves, index), *_value_problems(leaves, values, index)]
-    if problems:
+    if problems := [*_problems(leaves, values, index, snapshot.weights)]:
         raise CheckpointError(f"{folder} does not hold this state.", problems)
     leaves.values.update({path: value for path, value in values.known.items() if path in leaves.values})
     return leaves, index
+
+
+def _problems(leaves: Leaves, values: Values, index: Index, weights: str | None) -> Iterator[Problem]:
+    """Tell what does not fit; of a checkpoint of ``weights`` alone, what it cannot hold is one problem."""
+    if beside := [path for path in (*leaves.tensors, *leaves.values) if not path.startswith(weights or "")]:
+        what = f"the checkpoint holds the weights alone, {weights}*, and nothing such as {beside[0]}"
+        fix = "where checkpointer.weights_only says so, load the model's part alone and start the rest afresh"
+        yield Problem("state", what, fix=fix)
+    told = (*_tensor_problems(leaves, index), *_value_problems(leaves, values, index))
+    yield from (problem for problem in told if problem.where.removeprefix("state ") not in beside)
 
 
 def _tensor_problems(leaves: Leaves, index: Index) -> Iterator[Problem]:

@@ -8,23 +8,35 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from pydantic import AfterValidator, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from runtime_di.errors import Problem, ProblemsError
 
 if TYPE_CHECKING:
     from runtime_di.providers.rank_grid import RankGrid
 
-FORMAT = 1
-"""Version of a checkpoint's files; one that is read by other code than before gets the next number."""
+FORMAT = 2
+"""Version of a checkpoint's files; one that is read by other code than before gets the next number.
+
+Snapshots of format 1 lack ``grids``, ``files`` and ``weights``, which older code would pass over.
+"""
 SNAPSHOT_FILE = "snapshot.json"
 _COMPLETE = re.compile(r"step-(\d{8,})")
 _PARTIAL = re.compile(r"step-\d{8,}\.tmp-\w+")
 _AXES = ("tp", "pp", "cp", "ep", "etp", "order")
-Layout = tuple[int, Mapping[str, Any]]
-"""Ranks of a world, and how they are laid out, by axis."""
+Layout = Mapping[str, Any]
+"""Ranks of a world, how they are laid out by axis, and the grids that divide them: fields of a `Snapshot`."""
+
+
+def _stays_in_its_folder(name: str) -> str:
+    if name in ("", ".", "..") or not {*"/\\\0"}.isdisjoint(name):
+        raise ValueError(f"{name!r} is no name of a file in the checkpoint's own folder")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_stays_in_its_folder)]
 
 
 class CheckpointError(ProblemsError):
@@ -41,6 +53,9 @@ class Snapshot:
         vocabulary: sizes and origin of the vocabulary, or ``None`` where the run had none.
         world_size: ranks that wrote it.
         parallel: how they were laid out, by axis.
+        grids: name to ranks and layout of each grid that divided them.
+        files: section to field to file of this checkpoint's folder, for settings that name a file which lies there.
+        weights: how the paths of the weights begin which are all that the checkpoint holds; ``None`` for a whole state.
         format: version of the checkpoint's files.
     """
 
@@ -49,12 +64,15 @@ class Snapshot:
     vocabulary: Mapping[str, Any] | None = None
     world_size: PositiveInt = 1
     parallel: Mapping[str, Any] = field(default_factory=dict)
+    grids: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, FileName]] = field(default_factory=dict)
+    weights: str | None = None
     format: PositiveInt = FORMAT
 
     @property
     def layout(self) -> Layout:
         """What is equal for two runs in which a rank of one has the part of the same rank of the other."""
-        return self.world_size, self.parallel
+        return {"world_size": self.world_size, "parallel": self.parallel, "grids": self.grids}
 
 
 _SNAPSHOT = TypeAdapter(Snapshot)
@@ -74,8 +92,15 @@ class ReadableCheckpoint:
         return f"no complete checkpoint in {self.path}", "name a checkpoint, or a folder of checkpoints"
 
 
-def layout_of(grid: RankGrid) -> dict[str, Any]:
-    """How a grid's ranks are laid out, by axis."""
+def layout_of(world: RankGrid, grids: Mapping[str, RankGrid]) -> Layout:
+    """How the ranks of a world, and of each grid that divides it, are laid out."""
+    divided = {
+        name: {"offset": grid.offset, "world_size": grid.world_size, **_by_axis(grid)} for name, grid in grids.items()
+    }
+    return {"world_size": world.world_size, "parallel": _by_axis(world), "grids": divided}
+
+
+def _by_axis(grid: RankGrid) -> dict[str, Any]:
     return {axis: getattr(grid, axis) for axis in _AXES}
 
 

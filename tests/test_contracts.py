@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime_di import LaunchSettings, ServiceError, VocabularyError, conformance
+from runtime_di import LaunchSettings, ServiceError, VocabularyError, conformance, hints
 from runtime_di.containers import TrainingRuntime
 from runtime_di.providers.checkpointer import Checkpointer, CheckpointSettings, open_checkpointer
 from runtime_di.providers.parallel import ParallelSettings
@@ -46,9 +46,9 @@ FAKES = {
 @pytest.mark.parametrize("name", FAKES)
 def test_fake_fits_the_annotated_type(name: str) -> None:
     """Every ready fake is what a runtime takes for the service."""
-    wanted = conformance.resolve(*TrainingRuntime.service_annotations()[name])
+    wanted = hints.resolve(*TrainingRuntime.service_annotations()[name])
 
-    assert wanted is not conformance.UNDECIDED
+    assert wanted is not hints.UNDECIDED
     assert conformance.value_misfits(FAKES[name], wanted) == []
 
 
@@ -310,7 +310,7 @@ def test_checkpoint_comes_back(open_again: OpenCheckpointer) -> None:
     second = open_again()
     step = second.load(resumed)
 
-    assert (step, second.latest and second.latest.name) == (10, path.name)
+    assert (step, second.latest and second.latest.name, second.weights_only) == (10, path.name, False)
     assert weights.tolist() == [[1.0] * 3] * 2
     assert resumed["model"]["weights"] is weights
     assert resumed["model"]["generator"].tolist() == [1] * 4
@@ -330,6 +330,7 @@ def test_nothing_saved_is_nothing_to_load(open_again: OpenCheckpointer) -> None:
     checkpointer, state = open_again(), {"step": 3}
 
     assert (checkpointer.load(state), checkpointer.latest, state) == (None, None, {"step": 3})
+    assert not checkpointer.weights_only
 
 
 def test_checkpoint_steps_only_grow(open_again: OpenCheckpointer) -> None:

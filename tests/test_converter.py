@@ -15,8 +15,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from runtime_di import CapabilityError, SettingsError, VocabularyError
-from runtime_di.containers import ConverterRuntime, ConverterSettings, InferenceRuntime, InferenceSettings
+from runtime_di.containers import (
+    ConverterRuntime,
+    ConverterSettings,
+    InferenceRuntime,
+    InferenceSettings,
+    TrainingSettings,
+)
 from runtime_di.providers.checkpoint_index import read_index
+from runtime_di.providers.checkpoint_loader import CheckpointLoader, LoadSettings, open_checkpoint_loader
 from runtime_di.providers.checkpointer import CheckpointSettings, open_checkpointer
 from runtime_di.providers.folder_converter import _read
 from runtime_di.providers.process_groups import ProcessGroups
@@ -44,12 +51,12 @@ def save(folder: Path, size: int, rows: Tensor, tensor_parallel: int = 1, **more
     return open_checkpointer(CheckpointSettings(folder=folder), groups, vocabulary, settings).save(state, 2)
 
 
-def convert(load: Path, folder: Path, tokenizer: Path | None = None, **conversion: Any) -> Path:
+def convert(load: Path, folder: Path, tokenizer: Any = None, **conversion: Any) -> Path:
     settings = ConverterSettings(
         checkpoint={"load": load},
         vocabulary={"divisible_by": 4 if read_snapshot(load).settings["vocabulary"]["divisible_by"] == 4 else 128},
         conversion={"folder": folder, **conversion},
-        tokenizer=tokenizer and {"kind": "file", "path": tokenizer},
+        tokenizer={"kind": "file", "path": tokenizer} if isinstance(tokenizer, Path) else tokenizer,
     )
     with ConverterRuntime.open(settings) as runtime:
         return runtime.converter.convert()
@@ -182,6 +189,60 @@ def test_explicit_rows(tmp_path: Path) -> None:
     assert len(tensors(new)["trainer.model.embedding.weight"]) == 6
 
 
+def convert_without_vocabulary(tmp_path: Path, vocabulary: dict[str, int], **more: Tensor) -> Path:
+    """Convert a checkpoint whose snapshot tells no vocabulary."""
+    load = save(tmp_path / "run", 7, torch.arange(16.0).view(8, 2), **more)
+    told = json.loads((load / "snapshot.json").read_text())
+    (load / "snapshot.json").write_text(json.dumps({**told, "vocabulary": None}))
+    conversion = {"folder": tmp_path / "new", "tensor": 2, "vocabulary_rows": ["*embedding*", "*head"]}
+    settings = ConverterSettings(checkpoint={"load": load}, conversion=conversion, vocabulary=vocabulary)
+    with ConverterRuntime.open(settings) as runtime:
+        return runtime.converter.convert()
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "rows", "told"),
+    [
+        ({"size": 7, "divisible_by": 8}, [*range(0, 16, 2), *[14] * 8], (7, 16, "vocabulary.size")),
+        ({"size": 3, "divisible_by": 2}, [0, 2, 4, 6], (3, 4, "vocabulary.size")),
+        ({"padded_size": 10}, [*range(0, 16, 2), 0, 0], (10, 10, "vocabulary.padded_size")),
+    ],
+)
+def test_explicit_vocabulary_of_a_checkpoint_without_one(
+    vocabulary: dict[str, int], rows: list[int], told: tuple[int, int, str], tmp_path: Path
+) -> None:
+    """A checkpoint that tells no vocabulary has as many rows as its tensors, and the result tells the explicit one."""
+    new = convert_without_vocabulary(tmp_path, vocabulary)
+
+    snapshot = read_snapshot(new).vocabulary or {}
+    assert tensors(new)["trainer.model.embedding.weight"][:, 0].tolist() == rows
+    assert (snapshot["size"], snapshot["padded_size"], snapshot["origin"]) == told
+    assert (snapshot["tensor_parallel"], snapshot["dummy_rows"]) == (2, told[1] - told[0])
+
+
+def test_rows_that_disagree_are_told(tmp_path: Path) -> None:
+    """Where no vocabulary is told, tensors that are named as having its rows must have equally many."""
+    with pytest.raises(CheckpointError) as caught:
+        convert_without_vocabulary(tmp_path, {"size": 7}, head=torch.randn(3, 2))
+
+    assert str(caught.value) == (
+        "The checkpoint was not converted; nothing was written.\n"
+        "  conversion.vocabulary_rows: trainer.head has 3 rows, and trainer.model.embedding.weight 8\n"
+        "    fix: give the patterns of the tensors with a row for each token"
+    )
+    assert names(tmp_path) == ["run"]
+
+
+def test_patterns_that_fit_nothing_are_told(tmp_path: Path) -> None:
+    """Rows that are to change are not left as they are because no tensor was found to have them."""
+    load = save(tmp_path / "run", 5, torch.randn(8, 2))
+
+    with pytest.raises(CheckpointError, match=r"no tensor of the checkpoint fits \*\.wte, and 16 rows are wanted"):
+        convert(load, tmp_path / "new", tensor=4, vocabulary_rows=["*.wte"])
+
+    assert names(tmp_path) == ["run"]
+
+
 # One file
 
 
@@ -231,7 +292,154 @@ def test_single_file_of_several_ranks_is_loaded_by_one(tiny: Tiny, tmp_path: Pat
     assert torch.equal(weight, tensors(source)["trainer.model.embedding.weight"])
 
 
+def test_single_file_is_told_from_a_whole_state(tiny: Tiny, tmp_path: Path) -> None:
+    """Its snapshot and its loader tell that it holds the weights alone, and so does what is made of it."""
+    single = convert(tiny.checkpoints, tmp_path / "single", single_file=True)
+    back = convert(single, tmp_path / "back")
+
+    told = [loader_of(folder).weights_only for folder in (tiny.checkpoints, single, back)]
+
+    assert told == [False, True, True]
+    assert [read_snapshot(folder).weights for folder in (tiny.checkpoints, single)] == [None, "trainer.model."]
+
+
+def test_state_that_is_more_than_weights_is_told(tiny: Tiny, tmp_path: Path) -> None:
+    """Loading more than the weights says so in one line, beside what does not fit of the weights themselves."""
+    single = convert(tiny.checkpoints, tmp_path / "single", single_file=True)
+    model = {"embedding.weight": torch.zeros(384, 16), "bias": torch.zeros(1)}
+    state = {"trainer": {"model": model, "optimizer": {"a": torch.zeros(1), "b": torch.zeros(2), "lr": 0.1}}, "seed": 1}
+
+    with pytest.raises(CheckpointError) as caught:
+        loader_of(single).load(state)
+
+    assert str(caught.value) == (
+        f"{single} does not hold this state.\n"
+        "  state: the checkpoint holds the weights alone, trainer.model.*, and nothing such as trainer.optimizer.a\n"
+        "    fix: where checkpointer.weights_only says so, load the model's part alone and start the rest afresh\n"
+        "  state trainer.model.embedding.weight: of size [384, 16] here, and [384, 32] in the checkpoint\n"
+        "  state trainer.model.bias: a tensor here, and not in the checkpoint"
+    )
+
+
+def loader_of(checkpoint: Path) -> CheckpointLoader:
+    return open_checkpoint_loader(LoadSettings(load=checkpoint), ProcessGroups.pretend(RankGrid(world_size=1)))
+
+
+# The tokenizer beside it
+
+
+def tokenizer_sections(folder: Path, corpus: Path) -> list[dict[str, Any]]:
+    """A section of each kind that has files, which lie in ``folder``, and of one that has none."""
+    for name in ("vocab.json", "merges.txt", "vocab.txt", "my pieces.model", "o200k.tiktoken"):
+        (folder / name).write_text(name)
+    return [
+        {"kind": "file", "path": corpus},
+        {"kind": "file", "path": corpus / "tokenizer.json", "eod": "<unk>"},
+        {"kind": "gpt2_bpe", "vocab_file": folder / "vocab.json", "merges_file": folder / "merges.txt"},
+        {"kind": "wordpiece", "vocab_file": folder / "vocab.txt", "lowercase": False},
+        {"kind": "sentencepiece", "path": folder / "my pieces.model"},
+        {"kind": "tiktoken", "path": folder / "o200k.tiktoken", "pattern": ".", "size": 2000},
+        {"kind": "byte"},
+    ]
+
+
+def test_settings_name_the_tokenizer_beside_the_result(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moved anywhere, the result gives a run the files that were copied, whatever the kind; others stay where they are.
+
+    Another conversion takes them along.
+    """
+    sections = tokenizer_sections(tmp_path, tiny.corpus)
+    load = save(tmp_path / "run", 5, torch.randn(8, 2))
+
+    for number, section in enumerate(sections):
+        given = TrainingSettings(tokenizer=section).tokenizer
+        first = convert(load, tmp_path / f"first-{number}", tokenizer=section, single_file=True)
+        moved = first.rename(tmp_path / f"moved-{number}")
+        monkeypatch.chdir(moved)
+        taken = settings_of(moved)
+        monkeypatch.chdir(tmp_path)
+        again = settings_of(convert(moved, tmp_path / f"again-{number}", tokenizer=taken.tokenizer))
+
+        for found, folder in ((taken, moved), (again, tmp_path / f"again-{number}")):
+            assert found.tokenizer == given.model_copy(update=copies(given, folder))
+            for name, copy in copies(given, folder).items():
+                assert copy.read_bytes() == (given.file if section["kind"] == "file" else section[name]).read_bytes()
+                told = f"tokenizer.{name} = {copy} (from checkpoint {folder})"
+                assert str(found.explain(f"tokenizer.{name}")).splitlines()[0] == told
+
+
+def copies(tokenizer: Any, folder: Path) -> dict[str, Path]:
+    if tokenizer.kind == "file":
+        return {"path": folder / "tokenizer.json"}
+    return {name: folder / value.name for name, value in dict(tokenizer).items() if isinstance(value, Path)}
+
+
+def settings_of(checkpoint: Path) -> TrainingSettings:
+    return TrainingSettings.load(["--checkpoint.load", str(checkpoint), "--checkpoint.load_settings"])
+
+
+def test_tokenizer_beside_the_result_is_opened(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another folder, with the training run's own files out of reach, a worker encodes with the copies."""
+    corpus = shutil.copytree(tiny.corpus, tmp_path / "corpus")
+    load = shutil.copytree(find_checkpoint(tiny.checkpoints) or tmp_path, tmp_path / "run")
+    snapshot = (load / "snapshot.json").read_text()
+    (load / "snapshot.json").write_text(snapshot.replace(json.dumps(str(tiny.corpus)), json.dumps(str(corpus))))
+    convert(load, tmp_path / "single", tokenizer=corpus, single_file=True)
+    shutil.rmtree(corpus)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    flags = ["--checkpoint.load", "../single", "--checkpoint.load_settings"]
+    with InferenceRuntime.open(InferenceSettings.load(flags)) as runtime:
+        tokenizer = runtime.tokenizer
+
+    assert (tokenizer.size, tokenizer.decode(tokenizer.encode("def main("))) == (NUM_TOKENS, "def main(")
+
+
+def test_ordinary_paths_of_a_checkpoint_stay(tiny: Tiny) -> None:
+    """The path in the snapshot of a training run is taken as it is."""
+    assert settings_of(tiny.checkpoints).tokenizer.path == tiny.corpus
+
+
+def test_result_without_a_tokenizer_names_no_file(tmp_path: Path) -> None:
+    """Converted on without its tokenizer, a result does not refer to files that it does not have."""
+    (tmp_path / "vocab.txt").write_text("[UNK]")
+    section = {"kind": "wordpiece", "vocab_file": tmp_path / "vocab.txt"}
+    first = convert(save(tmp_path / "run", 5, torch.randn(8, 2)), tmp_path / "first", tokenizer=section)
+
+    second = convert(first, tmp_path / "second")
+
+    assert read_snapshot(first).files == {"tokenizer": {"vocab_file": "vocab.txt"}}
+    assert (read_snapshot(second).files, "tokenizer" in read_snapshot(second).settings) == ({}, False)
+
+
+@pytest.mark.parametrize("name", ["../vocab.txt", "/etc/passwd", "..", "sub/vocab.txt"])
+def test_file_outside_the_checkpoint_is_refused(name: str, tmp_path: Path) -> None:
+    """A snapshot that refers to a file elsewhere is refused as a whole, and says which setting does."""
+    checkpoint = save(tmp_path / "run", 5, torch.randn(8, 2))
+    told = json.loads((checkpoint / "snapshot.json").read_text())
+    told["files"] = {"tokenizer": {"vocab_file": name}}
+    (checkpoint / "snapshot.json").write_text(json.dumps(told))
+
+    with pytest.raises(SettingsError, match=r"files\.tokenizer\.vocab_file: .* is no name of a file in the checkpoint"):
+        settings_of(checkpoint)
+
+
 # What it refuses
+
+
+@pytest.mark.parametrize("name", ["snapshot.json", "tensors.json", "values-00000.json"])
+def test_tokenizer_named_as_a_file_of_the_checkpoint_is_refused(name: str, tmp_path: Path) -> None:
+    """Files of the tokenizer take the place of no other file."""
+    load = save(tmp_path / "run", 5, torch.randn(8, 2))
+    (tmp_path / name).write_text("")
+
+    with pytest.raises(CheckpointError, match=f"{name}: has the name of another file of the checkpoint"):
+        convert(load, tmp_path / "new", tokenizer={"kind": "wordpiece", "vocab_file": tmp_path / name})
+
+    assert names(tmp_path) == sorted(["run", name])
 
 
 def test_nothing_is_overwritten(tiny: Tiny, tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runtime_di.containers import ConverterRuntime, ConverterSettings
 from runtime_di.testing import run_ranks
 from tiny_training import losses, tiny_argv, tiny_corpus, train_here
 
@@ -74,6 +76,42 @@ def test_other_sizes_go_on_within_rounding(
     told = losses(tmp_path)
     assert sorted(told) == [5, 6]
     assert told == pytest.approx({step: losses(uninterrupted)[step] for step in told}, abs=1e-4)
+
+
+def converted(start: Path, folder: Path, **conversion: Any) -> Path:
+    settings = ConverterSettings(checkpoint={"load": start}, conversion={"folder": folder, **conversion})
+    with ConverterRuntime.open(settings) as runtime:
+        return runtime.converter.convert()
+
+
+def test_training_goes_on_from_a_tensor_parallel_conversion(corpus: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """From the converted checkpoint, optimizer state included, two tensor-parallel ranks go on at its step."""
+    wide = converted(uninterrupted / "checkpoints" / "step-00000004", tmp_path / "wide", tensor=2)
+
+    run_ranks(train_here, 2, tiny_argv(corpus, tmp_path, "--checkpoint.load", str(wide), "--parallel.tensor", "2"))
+
+    told = losses(tmp_path)
+    assert sorted(told) == [5, 6]
+    assert told == pytest.approx({step: losses(uninterrupted)[step] for step in told}, abs=1e-4)
+
+
+def test_training_begins_with_the_weights_alone(
+    corpus: Path, uninterrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From one file of weights, a run begins at step 0 with a fresh optimizer, says so, and is resumed as any other."""
+    weights = converted(uninterrupted / "checkpoints", tmp_path / "weights", single_file=True)
+    argv = tiny_argv(corpus, tmp_path, "--checkpoint.load", str(weights))
+
+    train_here([*argv, "--train.steps", "2"])
+    first = losses(tmp_path)
+    train_here([*argv, "--train.steps", "4"])
+
+    assert sorted(first) == [1, 2]
+    assert first[1] < losses(uninterrupted)[1] - 0.3
+    assert [message for message in caplog.messages if "began" in message] == [
+        f"began with the weights alone of {weights}, and with a fresh optimizer"
+    ]
+    assert sorted(losses(tmp_path)) == [1, 2, 3, 4]
 
 
 def test_four_ranks_share_tensors_and_data(corpus: Path, uninterrupted: Path, tmp_path: Path) -> None:

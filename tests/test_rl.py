@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from runtime_di import Phase, SettingsError, service
-from runtime_di.containers import RLContainer, RLRuntime, RLSettings
+from runtime_di.containers import ConverterRuntime, ConverterSettings, RLContainer, RLRuntime, RLSettings
 from runtime_di.errors import ServiceError
 from runtime_di.providers.rollout import Rollout
 from runtime_di.testing.fakes import FakeWriter
@@ -166,6 +168,24 @@ def test_a_policy_of_another_dtype_takes_the_weights(
     assert [told for told in got if told] == [[f"torch.{dtypes[1]}", 100.5]] * max(num_ranks - 1, 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_coldest_rollout_draws_the_likeliest(dtype: torch.dtype) -> None:
+    """At the lowest temperature that settings allow, each token is the likeliest, whatever dtype the policy has."""
+    with RLRuntime.open(settings(rollout={"num_tokens": 3, "temperature": 1e-6})) as runtime:
+        runtime.rollout.load(table(runtime, "rollout", scale=100.0).to(dtype))
+
+        drawn = runtime.rollout.generate(torch.tensor([[1], [4]]), SIZE)
+
+    assert drawn.tolist() == COUNTED[1:]
+
+
+@pytest.mark.parametrize("temperature", [1e-42, 0.0, float("inf")])
+def test_temperature_that_nothing_can_be_divided_by_is_refused(temperature: float) -> None:
+    """What would make logits or gradients infinite is told before anything starts."""
+    with pytest.raises(SettingsError, match=r"rollout\.temperature = .* input should be (greater|a finite number)"):
+        settings(rollout={"temperature": temperature})
+
+
 def test_a_policy_of_another_shape_is_told() -> None:
     """A rollout whose policy has other weights than the trained model says so instead of waiting."""
     with pytest.raises(RanksError) as failed:
@@ -238,6 +258,69 @@ def test_a_failure_on_one_side_ends_the_other(failing: str, tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rollout", "trainer"]
 
 
+# Checkpoints of several grids
+
+
+def carry_over(folder: Path, before: dict[str, Any], after: dict[str, Any]) -> list[Any]:
+    """Save on grids laid out in one way, and load on the same ranks laid out in another."""
+    with RLRuntime.open(settings(before, checkpoint={"folder": folder})) as runtime:
+        runtime.start().checkpointer.save(state_of(runtime, 3.0), 5)
+    with RLRuntime.open(settings(after, checkpoint={"folder": folder})) as runtime:
+        runtime.start()
+        state = state_of(runtime, 0.0)
+        with what_the_loader_tells() as told:
+            step = runtime.checkpointer.load(state)
+        trainer = state.get("trainer", {"scale": None, "model": {}})
+        rows = [rows.full_tensor() if isinstance(rows, DTensor) else rows for rows in trainer["model"].values()]
+        return [step, trainer["scale"], [row.max().item() for row in rows], state["reward"], told]
+
+
+@contextmanager
+def what_the_loader_tells() -> Iterator[list[str]]:
+    log, told, handler = logging.getLogger("runtime_di.providers.folder_loader"), [], logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING)
+    yield told
+    log.removeHandler(handler)
+
+
+def state_of(runtime: RLRuntime, scale: float) -> dict[str, Any]:
+    """A trainer's weights and a number, where the trainer is, the random streams here, and what differs by rank."""
+    state: dict[str, Any] = {f"{name}_rng": streams for name, streams in runtime.rngs.items()}
+    if runtime.grids["trainer"].is_here:
+        state["trainer"] = {"model": {"rows": table(runtime, "trainer", scale).rows.detach()}, "scale": scale}
+    if runtime.rollout.is_here:
+        state["place"] = {"rank": runtime.process_groups.rank if scale else -1}
+    return state | {"reward": scale}
+
+
+def carry_over_both_ways(folder: Path) -> dict[str, list[Any]]:
+    apart: dict[str, Any] = {"rollout": {"size": 1}}
+    split: dict[str, Any] = {"trainer": {"parallel": {"tensor": 2}}}
+    return {
+        "together": carry_over(folder / "together", apart, {}),
+        "apart": carry_over(folder / "apart", {}, apart),
+        "split": carry_over(folder / "split", apart, split),
+        "same": carry_over(folder / "same", apart, apart),
+    }
+
+
+def test_a_run_goes_on_with_its_ranks_divided_otherwise(tmp_path: Path) -> None:
+    """On other grids of the same world, ranks take what those that held it had alike, and are told what differed."""
+    first, second = run_ranks(carry_over_both_ways, 2, tmp_path, timeout_s=100)
+
+    trained = [5, 3.0, [3.0], 3.0, []]
+    differed = "not loaded, since ranks differed in it: "
+    data = ", ".join(f"{name}_rng.streams.data.{part}" for name in ("rollout", "trainer") for part in ("seed", "state"))
+    assert first["together"] == second["together"] == trained
+    assert first["apart"][:4] == trained[:4]
+    assert first["apart"][4][0].endswith(differed + f"place, {data}")
+    assert second["apart"] == [5, None, [], 3.0, []]
+    assert first["split"] == second["split"] == trained
+    assert (first["same"], second["same"]) == (trained, [5, None, [], 3.0, []])
+
+
 # The example
 
 
@@ -290,6 +373,21 @@ def test_the_example_resumes_apart(tiny: Tiny, tmp_path: Path) -> None:
     rest = run_ranks(learn, 2, interrupted, timeout_s=100)
 
     assert rest[0] == whole[0][2:]
+
+
+def test_the_example_starts_from_the_weights_alone(tiny: Tiny, tmp_path: Path) -> None:
+    """One file of weights is as good a start as the checkpoint that it was made of, on ranks apart too."""
+    argv = flags(tiny, "--learn.steps", "1")
+    settings = ConverterSettings(
+        checkpoint={"load": tiny.checkpoints}, conversion={"folder": tmp_path / "weights", "single_file": True}
+    )
+    with ConverterRuntime.open(settings) as runtime:
+        weights = ["--checkpoint.load", str(runtime.converter.convert())]
+    whole = learn(argv)
+
+    apart = run_ranks(learn, 2, [*argv, *weights, "--grids.rollout.size", "1"], timeout_s=100)
+
+    assert apart == [whole] * 2
 
 
 # A container of a user's own

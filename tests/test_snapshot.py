@@ -6,16 +6,19 @@ import json
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from runtime_di.providers.rank_grid import RankGrid
 from runtime_di.providers.snapshot import (
     CheckpointError,
     ReadableCheckpoint,
     Snapshot,
     checkpoints,
     latest_complete,
+    layout_of,
     read_snapshot,
     write_snapshot,
 )
@@ -34,7 +37,14 @@ def test_snapshot_comes_back_as_written(tmp_path):
     """What is written is what is read, from the checkpoint or from the folder that holds it."""
     folder = tmp_path / "step-00000020"
     folder.mkdir()
-    written = Snapshot(step=20, settings=SETTINGS, vocabulary={"size": 50257}, world_size=2, parallel={"tensor": 2})
+    written = Snapshot(
+        step=20,
+        settings=SETTINGS,
+        vocabulary={"size": 50257},
+        **layout_of(RankGrid(world_size=2, tp=2), {"trainer": RankGrid(world_size=1, offset=1)}),
+        files={"tokenizer": {"path": "tokenizer.json"}},
+        weights="trainer.model.",
+    )
     write_snapshot(folder, written)
 
     read = [read_snapshot(folder), read_snapshot(tmp_path)]
@@ -75,16 +85,45 @@ def test_partial_checkpoint_is_refused_by_name(tmp_path):
 def test_newer_format_is_refused(tmp_path):
     """A snapshot of a format to come is refused for being newer, whatever else it holds."""
     folder = complete(tmp_path, "any-name")
-    (folder / "snapshot.json").write_text(json.dumps({"format": 2, "stride": 3}))
+    (folder / "snapshot.json").write_text(json.dumps({"format": 3, "stride": 3}))
 
     with pytest.raises(CheckpointError) as caught:
         read_snapshot(folder)
 
     assert str(caught.value) == (
         f"A checkpoint is of a newer format.\n"
-        f"  {folder}/snapshot.json: format 2, while this version reads up to 1\n"
+        f"  {folder}/snapshot.json: format 3, while this version reads up to 2\n"
         f"    fix: upgrade runtime-di"
     )
+
+
+def test_format_1_is_read(tmp_path):
+    """A snapshot of the format before grids were told has none, and its other fields as they were written."""
+    folder = complete(tmp_path, "any-name")
+    written = {"step": 3, "settings": SETTINGS, "vocabulary": None, "world_size": 2, "parallel": {"tp": 2}, "format": 1}
+    (folder / "snapshot.json").write_text(json.dumps(written))
+
+    snapshot = read_snapshot(folder)
+
+    assert snapshot == Snapshot(step=3, settings=SETTINGS, world_size=2, parallel={"tp": 2}, format=1)
+    assert (snapshot.grids, snapshot.files, snapshot.weights) == ({}, {}, None)
+
+
+def test_layout_tells_how_grids_divide_the_world():
+    """A rank has the same part in two runs only if all grids have the same ranks and sizes in both."""
+    one, pair, split = RankGrid(world_size=1), RankGrid(world_size=2), RankGrid(world_size=2, tp=2)
+    divisions = [
+        {},
+        {"trainer": pair, "rollout": pair},
+        {"trainer": split, "rollout": pair},
+        {"trainer": one, "rollout": replace(one, offset=1)},
+        {"trainer": replace(one, offset=1), "rollout": one},
+        {"teacher": one, "rollout": replace(one, offset=1)},
+    ]
+
+    layouts = [json.dumps(layout_of(pair, grids)) for grids in divisions]
+
+    assert len({*layouts}) == len(divisions)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +139,14 @@ def test_newer_format_is_refused(tmp_path):
         b'{"step": "20", "settings": {}}',
         b'{"step": 20, "settings": []}',
         b'{"step": 20, "settings": {}, "format": "1"}',
+        b'{"step": 20, "settings": {}, "grids": {"trainer": 1}}',
+        b'{"step": 20, "settings": {}, "weights": 1}',
+        b'{"step": 20, "settings": {}, "files": {"tokenizer": "tokenizer.json"}}',
+        b'{"step": 20, "settings": {}, "files": {"tokenizer": {"path": ".."}}}',
+        b'{"step": 20, "settings": {}, "files": {"tokenizer": {"path": "../tokenizer.json"}}}',
+        b'{"step": 20, "settings": {}, "files": {"tokenizer": {"path": "/etc/passwd"}}}',
+        b'{"step": 20, "settings": {}, "files": {"tokenizer": {"path": "a/tokenizer.json"}}}',
+        b'{"step": 20, "settings": {}, "files": {"tokenizer": {"path": ""}}}',
         b"[" * 100_000,
         b'{"step": ' + b"9" * 5000 + b', "settings": {}}',
     ],

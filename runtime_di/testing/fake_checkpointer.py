@@ -35,6 +35,10 @@ class FakeCheckpointer:
     def latest(self) -> Path | None:
         return _FOLDER / folder_name(max(self.saved)) if self.saved else None
 
+    @property
+    def weights_only(self) -> bool:
+        return False
+
     def due(self, step: int, last: int | None = None) -> bool:
         return step > 0 and (step % self._every == 0 or step == last)
 
