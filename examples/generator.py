@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpt_generate import Decoder
     from runtime_di.providers.tokenizer import Tokenizer
     from sampling import SamplingSettings
+    from serve import ServeRuntime
 
 
 _COLDEST = 1e-30
@@ -196,3 +197,8 @@ class Generator:
                 return
             if request is not None:
                 request.future.cancel()
+
+
+def generating(runtime: ServeRuntime) -> Generator:
+    """A generator for this rank's replica."""
+    return Generator(runtime.decoder, runtime.tokenizer, runtime.settings.distributed.timeout_s / 4)

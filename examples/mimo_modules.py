@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from gpt import GPT, average_gradients, parallelize
 from numerals import HEIGHT, draw
+from trained import Trained
 
 if TYPE_CHECKING:
+    from runtime_di.providers.grids import ModuleGrid
     from train_mimo import CaptionRuntime
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Vision(nn.Module):
@@ -32,20 +38,36 @@ class Vision(nn.Module):
         return features
 
 
-class Language(nn.Module):
-    """Features, then the bytes of a caption, to the caption's mean cross entropy in nats per byte."""
+class Language(GPT):
+    """A GPT that reads features before the tokens of a caption."""
 
-    def __init__(self, gpt: GPT) -> None:
-        super().__init__()
-        self.gpt = gpt
-
-    def forward(self, features: Tensor, captions: Tensor) -> Tensor:
-        """Predict the first byte from the features alone, each later one from those before it too."""
-        x = torch.cat((features, self.gpt.embedding(captions[:, :-1])), dim=1)
-        for block in self.gpt.blocks:
-            x = block(x, self.gpt.cos[: x.size(1)], self.gpt.sin[: x.size(1)])
-        logits = self.gpt.head(F.layer_norm(x[:, features.size(1) - 1 :], (x.size(2),)))
+    def caption_loss(self, features: Tensor, captions: Tensor) -> Tensor:
+        """Mean cross entropy in nats per token; the features alone tell the first token, and the earlier ones more."""
+        x = torch.cat((features, self.embedding(captions[:, :-1])), dim=1)
+        for block in self.blocks:
+            x = block(x, self.cos[: x.size(1)], self.sin[: x.size(1)])
+        logits = self.head(F.layer_norm(x[:, features.size(1) - 1 :], (x.size(2),)))
         return F.cross_entropy(logits.flatten(0, 1), captions.flatten())
+
+
+class Part(Trained, Generic[M]):
+    """A module on its grid."""
+
+    model: M
+
+    def __init__(self, model: M, grid: ModuleGrid) -> None:
+        self.model, self.grid = model, grid
+        self.optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+
+    def learn(self, learning_rate: float) -> None:
+        """Follow the gradients, which each data-parallel rank has of its own samples, and forget them."""
+        if self.grid.size("dp") > 1:
+            average_gradients(self.model, self.grid.group("dp"))
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 class Captioner:
@@ -53,41 +75,52 @@ class Captioner:
 
     def __init__(self, runtime: CaptionRuntime) -> None:
         self.runtime, self.link = runtime, runtime.grids.links["activations"]
-        here = {"vision": self._vision, "language": self._language}
-        self.modules = {name: here[name]() for name in runtime.grids.here}
-        parameters = [parameter for module in self.modules.values() for parameter in module.parameters()]
-        self.optimizer = torch.optim.AdamW(parameters, weight_decay=0.0)
+        self.vision = self._part("vision", self._vision)
+        self.language = self._part("language", self._language)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: language's part is where pretrain_gpt.py has its model."""
+        parts = {"vision": self.vision, "trainer": self.language}
+        rngs = {f"{name}_rng": streams for name, streams in self.runtime.rngs.items()}
+        return {name: part for name, part in parts.items() if part is not None} | rngs
+
+    def resume(self) -> int:
+        """Load this run's latest checkpoint and return its step, or else what language learned before."""
+        checkpointer = self.runtime.checkpointer
+        latest = checkpointer.latest
+        if latest is not None and latest.parent == self.runtime.settings.checkpoint.folder:
+            return checkpointer.load(self.state) or 0
+        pretrained = {"trainer": {"model": get_model_state_dict(self.language.model)}} if self.language else {}
+        checkpointer.load(pretrained)
+        return 0
 
     def step(self, step: int) -> float:
         """Train on one global batch and return its loss, equal on all ranks."""
         settings = self.runtime.settings
-        for group in self.optimizer.param_groups:
-            group["lr"] = settings.learn.learning_rate * min(1.0, 10 * step / settings.learn.steps)
-        self.optimizer.zero_grad()
         size = self.runtime.microbatches.at(0).global_size
         num_micro = size // (settings.batch.micro_size * self.link.num_blocks)
-        pictures, captions = (part.chunk(num_micro) for part in draw((settings.rng.seed << 32) + step, size))
-        losses = [self._pass(*micro, 1 / num_micro) for micro in zip(pictures, captions, strict=True)]
-        for name, module in self.modules.items():
-            if self.runtime.grids[name].size("dp") > 1:
-                average_gradients(module, self.runtime.grids[name].group("dp"))
-            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        self.optimizer.step()
+        pictures, numbers = draw((settings.rng.seed << 32) + step, size)
+        micros = zip(pictures.chunk(num_micro), self.runtime.captions.of(numbers).chunk(num_micro), strict=True)
+        losses = [self._pass(*micro, 1 / num_micro) for micro in micros]
+        for part in (self.vision, self.language):
+            if part is not None:
+                part.learn(settings.learn.learning_rate * min(1.0, 10 * step / settings.learn.steps))
         return self._told(sum(losses, torch.zeros(())))
 
     def _pass(self, pictures: Tensor, captions: Tensor, weight: float) -> Tensor:
         """Pass some samples forwards and backwards; return this rank's weighted loss on its share of them."""
         grids, width = self.runtime.grids, self.runtime.settings.model.width
         sent, arrived, loss = None, None, torch.zeros(())
-        if "vision" in self.modules:
-            sent = self.modules["vision"](self._share(pictures, "vision"))
-        if "language" in self.modules:
+        if self.vision is not None:
+            sent = self.vision.model(self._share(pictures, "vision"))
+        if self.language is not None:
             captions = self._share(captions, "language")
             arrived = torch.empty((len(captions), self.runtime.settings.num_positions, width), device=captions.device)
         self.link.carry(None if sent is None else sent.detach(), arrived)
-        if arrived is not None:
-            loss = self.modules["language"](arrived.requires_grad_(), captions) * weight
-            loss.backward()
+        if self.language is not None and arrived is not None:
+            loss = self.language.model.caption_loss(arrived.requires_grad_(), captions) * weight
+            torch.autograd.backward(loss)
         gradient = None if sent is None else torch.empty_like(sent)
         self.link.back.carry(None if arrived is None else arrived.grad, gradient)
         if sent is not None and gradient is not None:
@@ -107,16 +140,20 @@ class Captioner:
         dist.broadcast(loss, language.grid.offset, self.runtime.process_groups.group("dp"))
         return loss.item()
 
-    def _vision(self) -> nn.Module:
+    def _part(self, name: str, make: Callable[[], M]) -> Part[M] | None:
+        grid = self.runtime.grids[name]
+        return Part(make(), grid) if grid.is_here else None
+
+    def _vision(self) -> Vision:
         settings = self.runtime.settings
         with self.runtime.rngs["vision"].fork("base"):
             module = Vision(settings.vision.patch_width, settings.vision.hidden_width, settings.model.width)
         return module.to(self.runtime.device)
 
-    def _language(self) -> nn.Module:
+    def _language(self) -> Language:
         runtime, grid = self.runtime, self.runtime.grids["language"]
-        gpt = GPT(runtime.settings.model, runtime.vocabulary.padded_size, runtime.rngs["language"].generator("base"))
-        module = Language(gpt.to(runtime.device))
+        base = runtime.rngs["language"].generator("base")
+        language = Language(runtime.settings.model, runtime.vocabulary.padded_size, base).to(runtime.device)
         if grid.size("tp") > 1:
-            parallelize(gpt, grid.mesh["tp"])
-        return module
+            parallelize(language, grid.mesh["tp"])
+        return language

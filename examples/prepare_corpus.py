@@ -1,9 +1,10 @@
 """Make a token corpus of the sources of Python's standard library, which every machine has.
 
 The folder gets ``tokenizer.json`` (a byte-level BPE) with ``tokenizer_config.json``, which names the end of a document,
-``train.bin`` and ``validation.bin`` (token ids as little-endian
-uint16, each document followed by the end-of-document id) and ``corpus.json`` (what is in them). It appears under its
-name only when complete, and the same sources give the same bytes.
+``train.bin`` and ``validation.bin`` (token ids as little-endian uint16, each document followed by the end-of-document
+id), ``captions.bin`` (in the same form the numbers from 0000 to 9999, a token for each digit, which train_mimo.py reads
+without a tokenizer) and ``corpus.json`` (what is in the splits). It appears under its name only when complete, and the
+same sources give the same bytes.
 
     python examples/prepare_corpus.py --out runs/corpus
 """
@@ -16,6 +17,7 @@ import json
 import os
 import sys
 import sysconfig
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 END_OF_DOCUMENT = "<|endoftext|>"
 SPLITS = ("train", "validation")
 ID_DTYPE = "<u2"
+NUM_DIGITS = 4
 VALIDATION_ONE_IN = 16
 VOCABULARY_SIZES = range(257, 2**16 + 1)
 """Every byte and the end of a document; ids that fit uint16."""
@@ -104,6 +107,15 @@ def write_tokens(path: Path, texts: Sequence[str], tokenizer: Tokenizer) -> int:
         return file.tell() // np.dtype(ID_DTYPE).itemsize
 
 
+def write_captions(path: Path, tokenizer: Tokenizer) -> None:
+    """Write each number of ``NUM_DIGITS`` digits as a document, whose tokens are single digits."""
+    import numpy as np
+
+    digits = [tokenizer.token_to_id(digit) for digit in "0123456789"]  # bytes, which the tokenizer has by themselves
+    end = tokenizer.token_to_id(END_OF_DOCUMENT)
+    np.array([[*number, end] for number in product(digits, repeat=NUM_DIGITS)], dtype=ID_DTYPE).tofile(path)
+
+
 def prepare(out: Path, sources: Path, *, vocabulary_size: int = 2048, max_bytes: int = 5_000_000) -> dict[str, Any]:
     """Make the corpus in ``out`` unless it is there, and return what ``corpus.json`` tells of it.
 
@@ -134,6 +146,7 @@ def _write(folder: Path, documents: dict[str, list[str]], request: dict[str, Any
     for split, texts in documents.items():
         num_tokens = write_tokens(folder / f"{split}.bin", texts, tokenizer)
         summary[split] = {"documents": len(texts), "tokens": num_tokens}
+    write_captions(folder / "captions.bin", tokenizer)
     (folder / "corpus.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 

@@ -6,14 +6,14 @@
     torchrun --nproc-per-node 2 examples/serve.py --parallel.tensor 2  # ranks share every weight
 
 Without ``--parallel.tensor``, each rank of torchrun has the whole model and answers its share of the prompts, or
-listens at a port of its own. ``--checkpoint.load`` names another checkpoint than that of ``make train``; the shape of
+listens at a port of its own. A prompt that cannot be answered is told on standard error; the others are answered, and
+the exit status is 1. ``--checkpoint.load`` names another checkpoint than that of ``make train``; the shape of
 the model and the tokenizer are the checkpoint's own. SIGTERM ends the endpoint once what is in flight is answered.
 """
 
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from generator import Generator
     from gpt_generate import Decoder
 
 
@@ -124,6 +123,9 @@ class ServeRuntime(InferenceRuntime, container=ServeContainer):
 
 def serve(runtime: ServeRuntime) -> None:
     """Answer requests over HTTP, or the prompts that were given."""
+    from generator import generating  # torch is imported here
+    from prompts import answer_prompts
+
     runtime.start()
     if runtime.settings.http is None:
         answer_prompts(runtime)
@@ -137,41 +139,6 @@ def serve(runtime: ServeRuntime) -> None:
     else:
         with signals_deferred():
             runtime.decoder.follow()
-
-
-def answer_prompts(runtime: ServeRuntime) -> None:
-    """Print prompts and answers, in order, on rank 0; replicas share the work."""
-    import torch.distributed as dist
-
-    groups, sampling = runtime.process_groups, runtime.settings.sampling
-    prompts = [read_prompts(runtime.settings.prompt) if groups.rank == 0 else []]
-    dist.broadcast_object_list(prompts, src=0)
-    mine = range(groups.index("dp"), len(prompts[0]), groups.size("dp"))
-    texts: dict[int, str] = {}
-    if runtime.decoder.leads:
-        with generating(runtime) as generator:
-            answers = {number: generator.submit(prompts[0][number], sampling) for number in mine}
-            texts = {number: answer.result().text for number, answer in answers.items()}
-    else:
-        runtime.decoder.follow()
-    gathered = [texts] * groups.world_size
-    dist.all_gather_object(gathered, texts)
-    if groups.rank == 0:
-        told = {number: text for part in gathered for number, text in part.items()}
-        for number, prompt in enumerate(prompts[0]):
-            print(f"{prompt}{told[number]}\n", flush=True)
-
-
-def read_prompts(prompt: str | None) -> list[str]:
-    """The prompt that was given, or the lines of standard input that are not empty."""
-    return [prompt] if prompt is not None else [line for line in sys.stdin.read().splitlines() if line]
-
-
-def generating(runtime: ServeRuntime) -> Generator:
-    """A generator for this rank's replica."""
-    from generator import Generator
-
-    return Generator(runtime.decoder, runtime.tokenizer, runtime.settings.distributed.timeout_s / 4)
 
 
 @contextmanager

@@ -1,36 +1,40 @@
-"""Train two modules, one that sees pictures of numbers and one that writes them down, each on a grid of its own.
+"""Teach the pretrained GPT to read pictures: vision sees a number, and language writes it down, each on its own grid.
 
     torchrun --nproc-per-node 2 examples/train_mimo.py --grids.vision.size 1
-    torchrun --nproc-per-node 4 examples/train_mimo.py --grids.vision.size 2 --grids.language.parallel.tensor 2
+    torchrun --nproc-per-node 3 examples/train_mimo.py --grids.vision.size 1 --grids.language.parallel.tensor 2
     torchrun --nproc-per-node 2 examples/train_mimo.py
 
 In the first two, vision and language have ranks of their own, and activations and gradients pass between them; in the
-third, both share all ranks. The loss comes out the same. Captions are bytes, so there is no tokenizer.
+third, both share all ranks. The loss comes out the same. Language starts from the checkpoint of ``make train``, which
+tells the size of the vocabulary too. Captions come as tokens with the corpus, so there is no tokenizer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from logging import DEBUG, INFO
+from pathlib import Path
+from typing import Annotated
 
+from captions import CAPTION_LENGTH, CaptionFileSettings, Captions
 from gpt_settings import GPTSettings
 from mimo_settings import LearnSettings, VisionSettings
-from runtime_di import Problem
+from runtime_di import Mark, Phase, Problem, service
 from runtime_di.containers import MimoContainer, MimoRuntime, MimoSettings
+from runtime_di.providers.checkpointer import CheckpointSettings
 from runtime_di.providers.microbatches import BatchSettings
-from runtime_di.providers.vocabulary import VocabularySettings
 
 PICTURE_WIDTH = 16
-CAPTION_LENGTH = 5
 
 
 class CaptionSettings(MimoSettings):
     """Settings of this script."""
 
-    vocabulary: VocabularySettings = VocabularySettings(size=256)
+    checkpoint: Annotated[CheckpointSettings, Mark.NOT_PORTABLE] = CheckpointSettings(load=Path("runs/gpt/checkpoints"))
     batch: BatchSettings = BatchSettings(global_size=32, micro_size=8)
+    captions: CaptionFileSettings = CaptionFileSettings()
     vision: VisionSettings = VisionSettings()
-    model: GPTSettings = GPTSettings(width=64, context_length=16)
+    model: GPTSettings = GPTSettings()
     learn: LearnSettings = LearnSettings()
 
     @property
@@ -57,26 +61,36 @@ class CaptionSettings(MimoSettings):
                 yield Problem(f"{where}.tensor", what, fix="use a divisor of model.num_heads", involves=("model",))
 
 
-class CaptionRuntime(MimoRuntime, container=MimoContainer):
+class CaptionContainer(MimoContainer):
+    """The services of a run of several modules, and the captions."""
+
+    captions = service(Phase.RUNTIME, Captions, MimoContainer.settings.provided.captions, MimoContainer.vocabulary)
+
+
+class CaptionRuntime(MimoRuntime, container=CaptionContainer):
     """What `train` is given."""
 
     settings: CaptionSettings
+    captions: Captions
 
 
 def train(runtime: CaptionRuntime) -> None:
-    """Train from the start to the last step."""
+    """Train both modules from the latest checkpoint of this run, or else language from the pretrained one."""
     from tqdm import tqdm
 
     from mimo_modules import Captioner  # torch is imported here, once the settings are known to be right
 
     runtime.start()
-    captioner, steps = Captioner(runtime), runtime.settings.learn.steps
-    bar = tqdm(range(1, steps + 1), disable=runtime.settings.launch.rank != 0)
+    captioner, checkpointer, steps = Captioner(runtime), runtime.checkpointer, runtime.settings.learn.steps
+    first = captioner.resume()
+    bar = tqdm(range(first + 1, steps + 1), initial=first, total=steps, disable=runtime.settings.launch.rank != 0)
     for step in bar:
         loss = captioner.step(step)
         bar.set_postfix(loss=f"{loss:.3f}")
         runtime.writer.scalar("loss", loss, step)
-        runtime.log.log(INFO if step in (1, steps) else DEBUG, "loss %.3f in step %d", loss, step)
+        if checkpointer.due(step, last=steps):
+            checkpointer.save(captioner.state, step)
+        runtime.log.log(INFO if step in (first + 1, steps) else DEBUG, "loss %.3f in step %d", loss, step)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,9 @@ class RolloutSettings(Section):
 
     num_tokens: PositiveInt = 16
     """Tokens that are generated after each prompt."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Divisor of the logits: below 1, likely tokens become likelier."""
+    temperature: Annotated[float, Field(ge=1e-6, allow_inf_nan=False)] = 1.0
+    """Divisor of the logits: below 1, likely tokens become likelier. The lowest draws the likeliest token every time; a
+    lower one would draw the same, and make the gradients of its likelihood overflow."""
 
 
 class Rollout:
@@ -92,8 +93,10 @@ class Rollout:
         generator = self._streams.generator("data") if self._streams else None
         with torch.no_grad():
             for _ in range(self._settings.num_tokens):
-                logits = policy(tokens)[:, -1, :size] / self._settings.temperature
-                drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+                logits = policy(tokens)[:, -1, :size]
+                below = logits - logits.amax(-1, keepdim=True)  # the likeliest stays at 0, whatever divides it
+                weights = (below / self._settings.temperature).softmax(-1)
+                drawn = torch.multinomial(weights, 1, generator=generator)
                 tokens = torch.cat((tokens, drawn), dim=1)
         return tokens
 

@@ -52,6 +52,16 @@ def test_splits_hold_every_document_once(sources: Path, tmp_path: Path):
     assert sorted(train + validation) == sorted(path.read_text() for path in sources.rglob("*.py"))
 
 
+def test_captions_are_the_numbers(sources: Path, tmp_path: Path):
+    """Each number from 0000 to 9999 is a document of its own, a token for each digit."""
+    prepare(tmp_path / "corpus", sources, vocabulary_size=SIZE)
+
+    captions = texts(tmp_path / "corpus", "captions")
+
+    assert captions == [f"{number:04}" for number in range(10_000)]
+    assert (tmp_path / "corpus" / "captions.bin").stat().st_size == 10_000 * 5 * 2
+
+
 def test_summary_counts_what_was_written(sources: Path, tmp_path: Path):
     """The counts told are those of the files."""
     summary = prepare(tmp_path / "corpus", sources, vocabulary_size=SIZE)

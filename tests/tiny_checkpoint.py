@@ -33,10 +33,10 @@ class Tiny:
         ]
 
 
-def make_tiny(folder: Path) -> Tiny:
+def make_tiny(folder: Path, num_tokens: int = NUM_TOKENS) -> Tiny:
     """Make the corpus and train in this process."""
     tiny = Tiny(folder / "corpus", folder / "checkpoints")
-    prepare(tiny.corpus, Path(sysconfig.get_path("stdlib")) / "email", vocabulary_size=NUM_TOKENS, max_bytes=200_000)
+    prepare(tiny.corpus, Path(sysconfig.get_path("stdlib")) / "email", vocabulary_size=num_tokens, max_bytes=200_000)
     train_here(tiny.training("--train.steps", "2", "--checkpoint.folder", str(tiny.checkpoints)))
     return tiny
 
