@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from gpt import GPT, average_gradients, parallelize
 from numerals import HEIGHT, draw
@@ -84,16 +83,6 @@ class Captioner:
         parts = {"vision": self.vision, "trainer": self.language}
         rngs = {f"{name}_rng": streams for name, streams in self.runtime.rngs.items()}
         return {name: part for name, part in parts.items() if part is not None} | rngs
-
-    def resume(self) -> int:
-        """Load this run's latest checkpoint and return its step, or else what language learned before."""
-        checkpointer = self.runtime.checkpointer
-        latest = checkpointer.latest
-        if latest is not None and latest.parent == self.runtime.settings.checkpoint.folder:
-            return checkpointer.load(self.state) or 0
-        pretrained = {"trainer": {"model": get_model_state_dict(self.language.model)}} if self.language else {}
-        checkpointer.load(pretrained)
-        return 0
 
     def step(self, step: int) -> float:
         """Train on one global batch and return its loss, equal on all ranks."""

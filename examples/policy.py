@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gpt import GPT, average_gradients, parallelize
-from trained import Trained, start_from_checkpoint
+from trained import Trained
 
 if TYPE_CHECKING:
     from train_rl import PolicyRuntime
@@ -58,15 +58,6 @@ def pass_on(runtime: PolicyRuntime, sampled: tuple[Tensor, Tensor] | None) -> tu
     for rows, into in zip(sampled or (None, None), received or (None, None), strict=True):
         link.carry(rows, into)
     return received
-
-
-def resume(runtime: PolicyRuntime, state: dict[str, Any]) -> int:
-    """Load this run's latest checkpoint and return its step, or else the pretrained model, if one is named."""
-    latest = runtime.checkpointer.latest
-    if latest is not None and latest.parent == runtime.settings.checkpoint.folder:
-        return runtime.checkpointer.load(state) or 0
-    start_from_checkpoint(runtime, {name: part for name, part in state.items() if name == "trainer"})
-    return 0
 
 
 class Learner(Trained):

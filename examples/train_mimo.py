@@ -79,10 +79,11 @@ def train(runtime: CaptionRuntime) -> None:
     from tqdm import tqdm
 
     from mimo_modules import Captioner  # torch is imported here, once the settings are known to be right
+    from trained import resume
 
     runtime.start()
     captioner, checkpointer, steps = Captioner(runtime), runtime.checkpointer, runtime.settings.learn.steps
-    first = captioner.resume()
+    first = resume(runtime, captioner.state)
     bar = tqdm(range(first + 1, steps + 1), initial=first, total=steps, disable=runtime.settings.launch.rank != 0)
     for step in bar:
         loss = captioner.step(step)

@@ -67,7 +67,8 @@ def train(runtime: PolicyRuntime) -> None:
     """Improve the policy from the latest checkpoint of this run, or else from the pretrained one."""
     from tqdm import tqdm
 
-    from policy import Learner, make_model, mean_reward, pass_on, resume, sample  # torch is imported here
+    from policy import Learner, make_model, mean_reward, pass_on, sample  # torch is imported here
+    from trained import resume
 
     runtime.start()
     settings, checkpointer = runtime.settings, runtime.checkpointer

@@ -98,7 +98,7 @@ def join_world(
 ) -> Iterator[World]:
     """Initialise torch.distributed and end it, or adopt what a caller initialised and leave it as it is.
 
-    Left after a success, ranks wait for each other; left by an exception, they do not.
+    Ranks do not wait for each other when they leave: whoever uses the world has them part first, with `parting`.
 
     Args:
         settings: of the world.

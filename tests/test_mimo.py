@@ -27,6 +27,7 @@ from runtime_di.testing.fakes import FakeWriter
 from runtime_di.testing.ranks import run_ranks
 from tiny_checkpoint import NUM_TOKENS, Tiny, make_tiny
 from train_mimo import PICTURE_WIDTH, CaptionRuntime, CaptionSettings, train
+from trained import resume
 
 SMALL: dict[str, Any] = {
     "model": {"num_layers": 1, "width": 32, "context_length": 32},
@@ -73,7 +74,7 @@ def test_language_starts_from_the_checkpoint(tiny: Tiny) -> None:
 
     with CaptionRuntime.open(settings(tiny, {})) as runtime:
         captioner = Captioner(runtime.start())
-        first = captioner.resume()
+        first = resume(runtime, captioner.state)
 
         assert first == 0
         assert captioner.language is not None
