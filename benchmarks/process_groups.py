@@ -56,7 +56,7 @@ def _ours(
 ) -> None:
     grid = parallel.grid(launch.world_size)
     made = stack.enter_context(create_groups(grid, launch.rank, world, DistributedSettings().timeout, kinds=kinds))
-    open_mesh(ProcessGroups(grid=grid, rank=launch.rank, backend=world.backend, _groups=made))
+    open_mesh(ProcessGroups(grid=grid, rank=launch.rank, world=world, _groups=made))
 
 
 def init_device_mesh(parallel: ParallelSettings, launch: LaunchSettings, _world: World, _stack: ExitStack) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -47,6 +49,21 @@ def forget_count() -> None:
     from torch.distributed import distributed_c10d
 
     distributed_c10d._world.group_count = 0
+
+
+@contextmanager
+def numbered(number: int | None) -> Iterator[None]:
+    """Name the group made within by a number that ranks give it alike, not by how many groups each has made so far."""
+    from torch.distributed import distributed_c10d
+
+    world = distributed_c10d._world
+    count = world.group_count
+    world.group_count = count if number is None else number
+    try:
+        yield
+    finally:
+        if number is not None:
+            world.group_count = count
 
 
 def end_group(group: ProcessGroup | None, *, abort: bool) -> None:

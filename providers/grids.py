@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,11 @@ from runtime_di.providers.grid_links import Link
 from runtime_di.providers.grid_settings import GridsSettings
 from runtime_di.providers.group_creation import create_group, create_groups
 from runtime_di.providers.mesh import open_expert_mesh, open_mesh, open_shard_mesh
+from runtime_di.providers.parting import parting, telling
 from runtime_di.providers.process_groups import ProcessGroups
 from runtime_di.providers.rank_grid import EmbeddingRule, RankGrid
-from runtime_di.providers.rendezvous import parting
 from runtime_di.providers.teardown import yielded
-from runtime_di.providers.world import DistributedSettings, World
+from runtime_di.providers.world import DistributedSettings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -115,35 +115,33 @@ def open_grids(
         SettingsError: the grids do not fit the world.
     """
     layout = settings.layout(launch.world_size, embedding)
-    return (yield from yielded(_opened(layout, settings, distributed, launch, process_groups)))
+    return (yield from yielded(_opened(layout, settings, distributed, process_groups)))
 
 
 @contextmanager
 def _opened(
-    layout: Mapping[str, RankGrid],
-    settings: GridsSettings,
-    distributed: DistributedSettings,
-    launch: LaunchSettings,
-    groups: ProcessGroups,
+    layout: Mapping[str, RankGrid], settings: GridsSettings, distributed: DistributedSettings, groups: ProcessGroups
 ) -> Iterator[Grids]:
     from torch.distributed.distributed_c10d import PrefixStore
 
-    world = World(c10d.world_group(), groups.backend, groups.owned, groups.store)
-    patience = distributed.startup_timeout
+    world, rank, patience = groups.world, groups.rank, distributed.startup_timeout
+    if world is None:
+        yield Grids.pretend(settings, groups.world_size, rank)
+        return
+    store = world.store and PrefixStore("grids", world.store)
     with ExitStack() as stack:
+        stack.enter_context(telling(store, rank))
         grids, links = {}, {}
         for name, grid in layout.items():
-            own = stack.enter_context(create_groups(grid, launch.rank, world, patience, distributed.groups))
-            shared = {field.name: getattr(groups, field.name) for field in fields(groups)}
-            grids[name] = ModuleGrid(**{**shared, "grid": grid, "_groups": own})
+            own = stack.enter_context(create_groups(grid, rank, world, patience, distributed.groups))
+            grids[name] = ModuleGrid(grid=grid, rank=rank, device_type=groups.device_type, world=world, _groups=own)
             grids[name].set_timeout(distributed.timeout_s)
         for name, (source, target) in settings.links.items():
             ends = layout[source], layout[target]
-            ranks = sorted({rank for end in ends for rank in range(end.offset, end.offset + end.world_size)})
-            group = stack.enter_context(create_group(ranks, launch.rank, world, patience, name))
+            ranks = sorted({member for end in ends for member in range(end.offset, end.offset + end.world_size)})
+            group = stack.enter_context(create_group(ranks, rank, world, patience, name))
             if group:
                 c10d.set_timeout(group, distributed.timeout)
-            links[name] = Link(name, *ends, launch.rank, group)
-        if groups.store:
-            stack.enter_context(parting(PrefixStore("grids", groups.store), launch, distributed.timeout_s))
+            links[name] = Link(name, *ends, rank, group)
+        stack.enter_context(parting(store, groups.world_size, distributed.startup_timeout_s, distributed.timeout_s))
         yield Grids(grids, links)

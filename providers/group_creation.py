@@ -13,7 +13,8 @@ from runtime_di.providers.agreement import told
 from runtime_di.providers.group_settings import GroupSettings
 from runtime_di.providers.rank_grid import KINDS, Kind, RankGrid
 from runtime_di.providers.teardown import teardown
-from runtime_di.providers.world import World, connecting
+from runtime_di.providers.waiting import connecting
+from runtime_di.providers.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import ProcessGroup
@@ -34,7 +35,7 @@ def create_groups(
     Torch names a group that only its members make by its ranks and by how many groups its maker has. So each rank
     makes one group a kind, a group of itself alone where it is in none; kinds whose groups are the same share them,
     which sizes alone decide. In an adopted world ranks may have made different numbers of groups: there all ranks
-    make all groups.
+    make all groups, and number them alike.
 
     Args:
         grid: how the ranks are laid out.
@@ -78,7 +79,8 @@ def create_group(
 def _make(ranks: Sequence[int], world: World, timeout: timedelta, name: str, options: object = None) -> ProcessGroup:
     import torch.distributed as dist
 
-    with connecting(f"the {name} group of {told(ranks)}"):
+    number = next(world.numbers) if world.numbers else None
+    with connecting(f"the {name} group of {told(ranks)} could not be made"), c10d.numbered(number):
         group: ProcessGroup = dist.new_group(
             [*ranks], timeout, None, options, use_local_synchronization=world.owned, group_desc=name
         )

@@ -12,6 +12,7 @@ from runtime_di.errors import AgreementError, Problem, ProblemsError, ServiceErr
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers.agreement import Agreement, told
 from runtime_di.providers.minutes import Minutes, process
+from runtime_di.providers.waiting import absent, poll
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -152,28 +153,6 @@ class Meeting:
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
         return poll(done, timeout_s, self.launch.world_size)
-
-
-def poll(done: Callable[[], bool], timeout_s: float, world_size: int = 1) -> bool:
-    """Ask until it is so, ever less often and so that a store can answer every rank; tell whether it came to be.
-
-    A wait inside torch's stores would hold back signals, and write to standard error each time it ends.
-    """
-    deadline, pause_s = time.monotonic() + timeout_s, 0.001
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, 0.05 + world_size / 20_000)
-    return True
-
-
-def absent(what: str, timeout_s: float, setting: str = "startup_timeout_s") -> ServiceError:
-    """Make the error of ranks that did not come in time."""
-    fix = f"see why those ranks are late or gone, or raise distributed.{setting}"
-    return ServiceError(
-        "Ranks did not meet:", [Problem("process_groups", f"{what} within {round(timeout_s, 2):g} s", fix=fix)]
-    )
 
 
 def _twice(rank: int, who: str) -> Problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self
@@ -14,10 +14,10 @@ from runtime_di.providers import c10d
 from runtime_di.providers.agreement import Agreement
 from runtime_di.providers.group_creation import create_groups
 from runtime_di.providers.parallel import ParallelSettings
+from runtime_di.providers.parting import parting, telling
 from runtime_di.providers.rank_grid import KINDS, EmbeddingRule, Kind, RankGrid
-from runtime_di.providers.rendezvous import parting
 from runtime_di.providers.teardown import yielded
-from runtime_di.providers.world import DistributedSettings, join_world
+from runtime_di.providers.world import DistributedSettings, World, join_world
 
 if TYPE_CHECKING:
     import torch
@@ -31,20 +31,14 @@ class ProcessGroups:
     """The groups of one rank, one of each kind that it is in.
 
     Attributes:
-        backend: what carries the collectives of this rank's device.
         device_type: kind of device that the groups' tensors are on.
-        owned: whether the world is ours to end.
-        store: with keys of this opening's own; ``None`` where there are no other ranks to meet.
-        cpu_collectives: whether groups carry the collectives of CPU tensors.
+        world: that the ranks are in; ``None`` for groups that only pretend.
     """
 
     grid: RankGrid
     rank: int
-    backend: str = "none"
     device_type: str = "cpu"
-    owned: bool = True
-    store: Store | None = field(default=None, repr=False, compare=False)
-    cpu_collectives: bool = True
+    world: World | None = field(default=None, repr=False, compare=False)
     _groups: Mapping[Kind, ProcessGroup] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -79,15 +73,25 @@ class ProcessGroups:
             raise ServiceError("The given process groups do not fit their grid:", problems)
         backends = c10d.backends()
         device_type = "cuda" if backends.get("cuda") == "nccl" and torch.cuda.is_available() else "cpu"
-        return cls(
-            grid=grid,
-            rank=rank,
-            backend=backends.get(device_type, "none"),
-            device_type=device_type,
-            owned=False,
-            cpu_collectives="cpu" in backends,
-            _groups=dict(groups),
+        world = World(
+            c10d.world_group(), backends.get(device_type, "none"), cpu_collectives="cpu" in backends, owned=False
         )
+        return cls(grid=grid, rank=rank, device_type=device_type, world=world, _groups=dict(groups))
+
+    @property
+    def backend(self) -> str:
+        """What carries the collectives of this rank's device."""
+        return self.world.backend if self.world else "none"
+
+    @property
+    def owned(self) -> bool:
+        """Whether the world is ours to end."""
+        return self.world is None or self.world.owned
+
+    @property
+    def cpu_collectives(self) -> bool:
+        """Whether groups carry the collectives of CPU tensors."""
+        return self.world is None or self.world.cpu_collectives
 
     @property
     def world_size(self) -> int:
@@ -127,7 +131,7 @@ class ProcessGroups:
             ServiceError: it is in none.
         """
         self._member_ranks(kind)
-        if kind not in self._groups and self._groups:
+        if kind not in self._groups and self.world:
             raise _error(f"no {kind} group was given", fix="give this rank's groups of every kind that is used")
         if kind not in self._groups:
             what = "these process groups only pretend: they have ranks and sizes, and nothing to communicate with"
@@ -149,7 +153,7 @@ class ProcessGroups:
 
         Every rank should do so. An adopted world keeps its own timeout, its groups that are ours get this one.
         """
-        world = [c10d.world_group()] if self.owned and self._groups else []
+        world = [self.world.group] if self.world and self.world.owned else []
         for group in {*world, *self._groups.values()}:
             c10d.set_timeout(group, timedelta(seconds=timeout_s))
 
@@ -203,19 +207,11 @@ def _opened(
 ) -> Iterator[ProcessGroups]:
     with (
         join_world(distributed, launch, device, store=store, agreement=agreement) as world,
+        telling(world.store, launch.rank),
         create_groups(grid, launch.rank, world, distributed.startup_timeout, distributed.groups) as groups,
-        parting(world.store, launch, distributed.timeout_s) if world.store else nullcontext(),
+        parting(world.store, launch.world_size, distributed.startup_timeout_s, distributed.timeout_s),
     ):
-        opened = ProcessGroups(
-            grid=grid,
-            rank=launch.rank,
-            backend=world.backend,
-            device_type=device.type,
-            owned=world.owned,
-            store=world.store,
-            cpu_collectives=distributed.cpu_collectives or world.backend != "nccl",
-            _groups=groups,
-        )
+        opened = ProcessGroups(grid=grid, rank=launch.rank, device_type=device.type, world=world, _groups=groups)
         opened.set_timeout(distributed.timeout_s)
         if store is None and world.owned and world.store:
             world.store.set_timeout(distributed.timeout)  # NCCL connects over it at the first collective

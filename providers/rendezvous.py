@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from runtime_di.errors import Problem, ServiceError
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers.agreement import Agreement
-from runtime_di.providers.meeting import Meeting, absent, poll
+from runtime_di.providers.meeting import Meeting
+from runtime_di.providers.parting import unless_the_host_is_gone
 from runtime_di.providers.teardown import teardown
+from runtime_di.providers.waiting import absent, poll
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -86,59 +88,18 @@ def _connect(launch: LaunchSettings, timeout_s: float) -> Store:
         raise _unreachable(launch) from error
 
 
-@contextmanager
-def parting(store: Store, launch: LaunchSettings, timeout_s: float) -> Iterator[None]:
-    """Let no rank go on before every rank is here, done with what it needs of the others; after a failure, go at once.
-
-    Args:
-        store: of this opening.
-        launch: which rank of how many this is.
-        timeout_s: for the others to come; a rank that fails calls the wait off.
-
-    Raises:
-        ServiceError: some ranks did not come in time.
-    """
-
-    def part(failure: BaseException | None) -> None:
-        with _unless_the_host_is_gone():
-            if failure is not None:
-                store.set("failed", "1")
-                return
-            store.add("done", 1)
-            if not poll(
-                lambda: store.add("done", 0) >= launch.world_size or store.check(["failed"]),
-                timeout_s,
-                launch.world_size,
-            ):
-                late = launch.world_size - store.add("done", 0)
-                raise absent(f"{late} of {launch.world_size} ranks were not done", timeout_s, "timeout_s")
-
-    with teardown(part):
-        yield
-
-
 def _leave(store: Store, launch: LaunchSettings, timeout_s: float, failure: BaseException | None) -> None:
     """Tell rank 0, the host of the store, that this rank needs it no more; rank 0 waits for the others to tell.
 
     After a failure nobody waits.
     """
     if launch.rank > 0:
-        with _unless_the_host_is_gone():
+        with unless_the_host_is_gone():
             store.add("left", 1)
         return
     others = launch.world_size - 1
     if failure is None and not poll(lambda: store.add("left", 0) >= others, timeout_s, launch.world_size):
         raise absent(f"{others - store.add('left', 0)} of {others} other ranks did not close", timeout_s)
-
-
-@contextmanager
-def _unless_the_host_is_gone() -> Iterator[None]:
-    from torch.distributed import DistNetworkError
-
-    try:
-        yield
-    except DistNetworkError:
-        _log.warning("The host of the store on which ranks meet ended before this rank, which waits for nobody now")
 
 
 def _unreachable(launch: LaunchSettings) -> ServiceError:

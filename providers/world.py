@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -15,6 +16,7 @@ from runtime_di.capabilities import CudaDevice, Requirement
 from runtime_di.errors import Problem, ServiceError
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers import c10d
+from runtime_di.providers.adoption import OURS, refuse_unfit_world
 from runtime_di.providers.agreement import Agreement, told
 from runtime_di.providers.flight_recorder import flight_recorder
 from runtime_di.providers.group_settings import GroupSettings
@@ -22,6 +24,7 @@ from runtime_di.providers.meeting import Meeting
 from runtime_di.providers.rank_grid import Kind
 from runtime_di.providers.rendezvous import rendezvous
 from runtime_di.providers.teardown import teardown
+from runtime_di.providers.waiting import connecting
 from runtime_di.section import Section
 
 if TYPE_CHECKING:
@@ -29,9 +32,6 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 Seconds: TypeAlias = Annotated[float, Field(ge=0.001, le=31_536_000)]
-
-_OURS = "runtime_di/ours"
-"""Key in the store of a world that we initialised, so that no second runtime takes it for a caller's."""
 
 
 class DistributedSettings(Section):
@@ -72,14 +72,19 @@ class World:
 
     Attributes:
         backend: what carries the collectives of this rank's device.
+        cpu_collectives: whether its groups carry the collectives of CPU tensors.
         owned: whether we initialised it, and so end it.
-        store: with keys of this opening's own; ``None`` for the fake backend, whose other ranks do not exist.
+        store: with keys of this opening's own; ``None`` where there are no other ranks to meet, as on ``fake``.
+        numbers: for the names of groups in a caller's world, whose ranks may have made different numbers of groups.
     """
 
     group: ProcessGroup
     backend: str
-    owned: bool
-    store: Store | None
+    _: KW_ONLY
+    cpu_collectives: bool = True
+    owned: bool = True
+    store: Store | None = None
+    numbers: Iterator[int] | None = None
 
 
 def effective_backend(settings: DistributedSettings, device: torch.device) -> str:
@@ -132,7 +137,7 @@ def join_world(
         with meeting as met:
             _refuse_unfit(backend, device)  # once the other ranks know it
             with _initialised(settings, launch, backend, PrefixStore("world", met)) as group:
-                yield World(group, backend, owned=True, store=None if fake else met)
+                yield World(group, backend, cpu_collectives="cpu" in c10d.backends(), store=None if fake else met)
 
 
 def _refuse_unfit(backend: str, device: torch.device) -> None:
@@ -140,17 +145,6 @@ def _refuse_unfit(backend: str, device: torch.device) -> None:
         fix = "set distributed.backend to gloo or auto, or device.kind to cuda"
         what = f"needs CUDA devices, and this rank computes on '{device}'"
         raise ServiceError("The world cannot be made:", [Problem("distributed.backend", what, "nccl", fix=fix)])
-
-
-@contextmanager
-def connecting(what: str) -> Iterator[None]:
-    """Say of an error of torch's which ranks it was that did not connect."""
-    try:
-        yield
-    except RuntimeError as error:
-        what = f"{what} could not be made: {type(error).__name__}: {error}"
-        fix = "see why one of these ranks is late or gone, and whether they reach each other"
-        raise ServiceError("Ranks did not connect:", [Problem("process_groups", what, fix=fix)]) from error
 
 
 @contextmanager
@@ -163,7 +157,7 @@ def _initialised(
     c10d.import_early()
     c10d.forget_count()
     # No device is bound: torch would split communicators then, which needs every rank for every group.
-    with connecting(f"the world of {told(range(launch.world_size))}"):
+    with connecting(f"the world of {told(range(launch.world_size))} could not be made"):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if backend == "nccl" and settings.cpu_collectives else backend,
             store=store,
@@ -171,7 +165,6 @@ def _initialised(
             world_size=launch.world_size,
             timeout=settings.startup_timeout,
         )
-    c10d.world_store().set(_OURS, "1")
     group, torchs_hook = c10d.world_group(), sys.excepthook
 
     def end(failure: BaseException | None) -> None:
@@ -181,47 +174,26 @@ def _initialised(
             c10d.end_group(None, abort=failure is not None and backend == "nccl")
 
     with teardown(end):
+        c10d.world_store().set(OURS, "1")
         yield group
 
 
 def _adopt(settings: DistributedSettings, launch: LaunchSettings, device: torch.device, agreement: Agreement) -> World:
     from torch.distributed.distributed_c10d import PrefixStore
 
-    if _is_ours():
-        what = "another runtime of this process is open, and its torch.distributed is not to be shared unseen"
-        fix = "close it first, or initialise torch.distributed yourself: every runtime adopts that"
-        raise ServiceError("The world cannot be joined:", [Problem("process_groups", what, fix=fix)])
+    refuse_unfit_world(settings, launch, device)
     backends = c10d.backends()
     backend = backends.get(device.type)
-    if problems := [*_differences(settings, launch, device, backend)]:
-        raise ServiceError("An initialised torch.distributed does not fit the settings:", problems)
     if backend is None or backend == "fake":
-        store = None
-    else:
-        root = PrefixStore("runtime_di", c10d.world_store())
-        own = agreement.having({"effective backend": backend})
-        meeting = Meeting(store=root, launch=launch, timeout_s=settings.startup_timeout_s, agreement=own)
-        store = PrefixStore(str(meeting.hold()), root)
-    return World(c10d.world_group(), backend or "none", owned=False, store=store)
-
-
-def _differences(
-    settings: DistributedSettings, launch: LaunchSettings, device: torch.device, backend: str | None
-) -> Iterator[Problem]:
-    import torch.distributed as dist
-
-    has = "the initialised torch.distributed has"
-    if launch.rank != (rank := dist.get_rank()):
-        yield Problem("launch.rank", f"{has} {rank}", str(launch.rank), fix="give both the same rank")
-    if launch.world_size != (size := dist.get_world_size()):
-        yield Problem("launch.world_size", f"{has} {size}", str(launch.world_size), fix="give both the same world size")
-    if backend is None or settings.backend not in ("auto", backend):
-        what = f"{has} {backend or 'none'} for {device.type}"
-        yield Problem("distributed.backend", what, settings.backend, fix="initialise it with that, or change this")
-
-
-def _is_ours() -> bool:
-    try:
-        return bool(c10d.world_store().check([_OURS]))
-    except RuntimeError:  # torch's FakeStore keeps no keys, and we never use it
-        return False
+        return World(c10d.world_group(), backend or "none", cpu_collectives="cpu" in backends, owned=False)
+    root = PrefixStore("runtime_di", c10d.world_store())
+    own = agreement.having({"effective backend": backend})
+    number = Meeting(store=root, launch=launch, timeout_s=settings.startup_timeout_s, agreement=own).hold()
+    return World(
+        c10d.world_group(),
+        backend,
+        cpu_collectives="cpu" in backends,
+        owned=False,
+        store=PrefixStore(str(number), root),
+        numbers=itertools.count(number << 32),
+    )

@@ -196,7 +196,7 @@ def adopt_after_uneven_groups() -> tuple[Any, ...]:
     """Let the caller's world have more groups on one rank than on the others."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     rank = dist.get_rank()
-    own = [dist.new_group([rank], use_local_synchronization=True) for _ in range(rank)]
+    own = [dist.new_group([rank]) for _ in range(rank)]
     told = halves({"timeout_s": 30})
     for group in own:
         dist.destroy_process_group(group)

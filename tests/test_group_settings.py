@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ from runtime_di.launch import LaunchSettings
 from runtime_di.providers.group_creation import create_groups
 from runtime_di.providers.group_settings import GroupSettings
 from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.process_groups import ProcessGroups
 from runtime_di.providers.rank_grid import RankGrid
 from runtime_di.providers.world import DistributedSettings, World, join_world
 
@@ -42,7 +42,7 @@ def nccl_world(mocker: MockerFixture) -> Iterator[World]:
     mocker.patch.object(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), create=True)
     launch = LaunchSettings(rank=5, world_size=8)
     with join_world(DistributedSettings(backend="fake"), launch, torch.device("cpu")) as world:
-        yield World(world.group, "nccl", owned=True, store=None)
+        yield World(world.group, "nccl")
 
 
 def test_a_kind_has_options_of_its_own(mocker: MockerFixture) -> None:
@@ -95,10 +95,8 @@ def test_gloo_joins_nccl_on_request(cpu_collectives: bool, backend: str, mocker:
 
 def test_cpu_collectives_are_refused_where_none_carries_them() -> None:
     """A group for CPU tensors is given by Gloo, and by NCCL only with its twin."""
-    grid = RankGrid(world_size=2)
-    without = ProcessGroups(grid=grid, rank=0, backend="nccl", cpu_collectives=False)
-
-    with pytest.raises(ServiceError, match=r"set distributed.cpu_collectives to true"):
-        without.cpu_group("dp")
     with opened() as groups:
         assert groups.cpu_group("dp") is groups.group("dp")
+        without = replace(groups, world=World(groups.group("dp"), "nccl", cpu_collectives=False))
+        with pytest.raises(ServiceError, match=r"set distributed.cpu_collectives to true"):
+            without.cpu_group("dp")

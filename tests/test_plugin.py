@@ -147,7 +147,7 @@ def test_every_service_can_be_faked(fake, service: str) -> None:
 @pytest.mark.parametrize(
     ("service", "attributes"),
     [
-        ("process_groups", ["grid", "rank", "backend", "store", "cpu_collectives"]),
+        ("process_groups", ["grid", "rank", "backend", "world", "cpu_collectives"]),
         ("vocabulary", ["size", "padded_size"]),
         ("timers", ["synchronize"]),
         ("microbatches", ["micro_size", "data_parallel"]),

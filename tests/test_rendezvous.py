@@ -22,7 +22,8 @@ from runtime_di.launch import LaunchSettings
 from runtime_di.providers.agreement import Agreement
 from runtime_di.providers.meeting import Meeting
 from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.rendezvous import parting, rendezvous
+from runtime_di.providers.parting import parting, telling
+from runtime_di.providers.rendezvous import rendezvous
 from runtime_di.settings import RuntimeSettings
 from runtime_di.testing.ranks import run_ranks
 
@@ -174,7 +175,7 @@ def part_late_or_fail(failing: bool) -> tuple[float, list[str]]:
     )
     own, start, raised = RuntimeSettings().launch, time.monotonic(), []
     try:
-        with parting(store, own, 20):
+        with telling(store, own.rank), parting(store, own.world_size, 20, 20):
             if own.rank == 1:
                 threading.Event().wait(0.3)
                 if failing:

@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+from torch.distributed import distributed_c10d as c10d
 
 from open_groups import opened
 from runtime_di.containers import TrainingRuntime, TrainingSettings
@@ -47,12 +48,18 @@ def die_after_arriving(self: Minutes, key: str, more: int = 0, count: Callable[.
     return die() if key == "arrivals" and more else counted
 
 
+def die_among_groups(*args: Any, new_group: Callable[..., Any] = dist.new_group, **kwargs: Any) -> Any:
+    """Make two groups, and die when the third is to be made."""
+    return die() if len(c10d._world.pg_map) > 2 else new_group(*args, **kwargs)
+
+
 PHASES: Mapping[str, Any] = {
     "before it arrives": mock.patch.object(Meeting, "hold", die),
     "after it arrived": mock.patch.object(Minutes, "count", die_after_arriving),
     "before it tells who came": mock.patch.object(Meeting, "_judge", die),
     "before the world is made": mock.patch("torch.distributed.init_process_group", die),
     "before groups are made": mock.patch("torch.distributed.new_group", die),
+    "while groups are made": mock.patch("torch.distributed.new_group", die_among_groups),
 }
 
 
@@ -78,6 +85,7 @@ def start_and_die(folder: str, victim: int, phase: str) -> None:
 
 
 NO_STORE = r"no store at 127\.0\.0\.1:\d+, which rank 0 is to host"
+LOST = "could not be made: |rank [0-3] failed: ServiceError|the host of the store on which ranks meet has ended"
 NOT_MADE = r"process_groups: the (world of ranks 0-3|\w+ group of ranks \S+) could not be made: "
 
 
@@ -88,7 +96,9 @@ NOT_MADE = r"process_groups: the (world of ranks 0-3|\w+ group of ranks \S+) cou
         (2, "after it arrived", NOT_MADE),
         (0, "before it tells who came", NO_STORE),
         (0, "before the world is made", f"{NO_STORE}|{NOT_MADE}"),
-        (1, "before groups are made", NOT_MADE),
+        (1, "before groups are made", LOST),
+        (0, "before groups are made", LOST),
+        (2, "while groups are made", LOST),
     ],
 )
 def test_others_end_when_one_is_killed(
