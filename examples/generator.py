@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -69,6 +69,8 @@ class _Request:
 class Generator:
     """A thread that runs the decoder while the ``with`` block lasts; left by an exception, it answers no more waiting.
 
+    A signal that raises an exception while the block is being left counts as one.
+
     Attributes:
         stopped: done when the thread is, with the error that ended it, if any.
     """
@@ -114,10 +116,16 @@ class Generator:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with self._lock:
             self._closing = True
-        if error is not None:
-            self._drop_waiting()
-        self._arrived.put(None)
-        self._thread.join()
+        try:
+            if error is None:
+                self._arrived.put(None)
+                wait([self.stopped])  # a thread whose join() a signal interrupts counts as ended, and still runs
+        finally:
+            if not self.stopped.done():
+                self._drop_waiting()
+                self._arrived.put(None)
+            wait([self.stopped])
+            self._thread.join()
         if error is None:
             self.stopped.result()
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError, create_model
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
@@ -27,6 +29,12 @@ def app_of(generator: Generator, defaults: SamplingSettings) -> Starlette:
 
     async def generate(request: Request) -> JSONResponse:
         try:
+            return await answer(request)
+        except asyncio.CancelledError:  # by the server alone, which has waited long enough
+            return JSONResponse({"error": "the endpoint stops"}, 503)
+
+    async def answer(request: Request) -> JSONResponse:
+        try:
             asked = body.model_validate({**dict(defaults), **_object(await request.body())})
             sampling = SamplingSettings(**asked.model_dump(exclude={"prompt"}))
             future = await run_in_threadpool(generator.submit, asked.model_dump()["prompt"], sampling)
@@ -37,10 +45,10 @@ def app_of(generator: Generator, defaults: SamplingSettings) -> Starlette:
             return JSONResponse({"error": str(error)}, 422)
         except RuntimeError as error:
             return JSONResponse({"error": str(error)}, 503)
-        (answer,) = await asyncio.gather(asyncio.wrap_future(future), return_exceptions=True)
-        if isinstance(answer, BaseException):
-            return JSONResponse({"error": f"no answer: {answer!r}"}, 503)
-        return JSONResponse(asdict(answer))
+        (answered,) = await asyncio.gather(asyncio.wrap_future(future), return_exceptions=True)
+        if isinstance(answered, BaseException):
+            return JSONResponse({"error": f"no answer: {answered!r}"}, 503)
+        return JSONResponse(asdict(answered))
 
     async def health(_: Request) -> JSONResponse:
         running, waiting = generator.load
@@ -48,7 +56,19 @@ def app_of(generator: Generator, defaults: SamplingSettings) -> Starlette:
         told = {"status": "stopped" if stopped else "ok", "running": running, "waiting": waiting}
         return JSONResponse(told, 503 if stopped else 200)
 
-    return Starlette(routes=[Route("/generate", generate, methods=["POST"]), Route("/health", health)])
+    return Starlette(
+        routes=[Route("/generate", generate, methods=["POST"]), Route("/health", health)],
+        exception_handlers={HTTPException: _refused, ClientDisconnect: _left},
+    )
+
+
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException), "it handles no other"
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _left(_: Request, __: Exception) -> JSONResponse:
+    return JSONResponse({"error": "the request is incomplete"}, 400)
 
 
 def _object(body: bytes) -> dict[str, object]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
-from runtime_di import LaunchSettings, Module, Problem, Requirement, Section, ServiceError
+from runtime_di import CapabilityError, LaunchSettings, Module, Problem, Requirement, Section
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -21,9 +21,11 @@ class HttpSettings(Section):
     """Where requests come in."""
 
     host: str = "127.0.0.1"
-    """Address to listen at; ``0.0.0.0`` lets other machines in, whoever they are."""
+    """Address to listen at; ``0.0.0.0`` or ``::`` lets other machines in, whoever they are."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port of the first replica, the next ones take the ports after it; 0 lets the system choose."""
+    shutdown_timeout_s: PositiveInt = 20
+    """Seconds from a signal to stop until requests without an answer are given up; torchrun kills after 30."""
 
     def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:
         return [Module("", "starlette", extra="serve"), Module("", "uvicorn", extra="serve")]
@@ -32,34 +34,51 @@ class HttpSettings(Section):
 class Endpoint:
     """A socket that listens since the start, so that requests wait rather than fail while the model is loaded."""
 
-    def __init__(self, listening: socket.socket) -> None:
-        self._socket = listening
-        host, port = listening.getsockname()[:2]
-        self.url = f"http://{host}:{port}"
+    def __init__(self, listening: socket.socket, shutdown_timeout_s: int) -> None:
+        self._socket, self._shutdown_timeout_s = listening, shutdown_timeout_s
+        self.address: tuple[str, int] = listening.getsockname()[:2]
+        self.url = f"http://{_written(*self.address)}"
 
     def serve(self, app: Starlette, until: Future[None]) -> None:
         """Answer requests until a signal comes or ``until`` is done, then finish those that are in flight.
 
-        A signal goes on to the handler that was there before, once all is answered.
+        A signal goes on to the handler that was there before, once all is answered or given up.
         """
         import uvicorn
 
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, log_level="warning"))
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            timeout_graceful_shutdown=self._shutdown_timeout_s,
+        )
+        server = uvicorn.Server(config)
         until.add_done_callback(lambda _: setattr(server, "should_exit", True))
         server.run(sockets=[self._socket])
 
 
 def open_endpoint(settings: HttpSettings, launch: LaunchSettings, tensor: int) -> Iterator[Endpoint | None]:
-    """Listen on the first rank of each replica, and nowhere else."""
+    """Listen on the first rank of each replica, and nowhere else.
+
+    Raises:
+        CapabilityError: the address is not this machine's, or the port is taken.
+    """
     replica, index = divmod(launch.rank, tensor)
     if index > 0:
         yield None
         return
     port = settings.port and settings.port + replica
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        listening = socket.create_server((settings.host, port), backlog=128)
+        listening = socket.create_server((settings.host, port), family=family, backlog=128)
     except (OSError, OverflowError) as error:
-        problem = Problem("http.port", f"cannot listen at {settings.host}:{port}: {error}", fix="choose another port")
-        raise ServiceError("The endpoint cannot be opened:", [problem]) from error
+        what = f"cannot listen at {_written(settings.host, port)}: {error}"
+        problem = Problem("http.port", what, fix="choose another port, or another http.host")
+        raise CapabilityError("The endpoint cannot be opened:", [problem]) from error
     with closing(listening):
-        yield Endpoint(listening)
+        yield Endpoint(listening, settings.shutdown_timeout_s)
+
+
+def _written(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from deferred_signals import signals_deferred
 from generator import Answer, Generator, generating
 from runtime_di import Problem
 
@@ -52,10 +53,12 @@ def tell(prompts: Sequence[str], told: Sequence[str | Problem]) -> None:
 def answers(runtime: ServeRuntime, prompts: Mapping[int, str]) -> dict[int, str | Problem]:
     """The text that goes on each prompt, or why there is none; nothing on ranks that do not lead."""
     if not runtime.decoder.leads:
-        runtime.decoder.follow()
+        with signals_deferred():
+            runtime.decoder.follow()
         return {}
     with generating(runtime) as generator:
         asked = {number: ask(generator, prompt, runtime.settings.sampling) for number, prompt in prompts.items()}
+        runtime.log.info("answering %d prompts", len(asked))
     return {number: outcome(f"prompt {number + 1}", prompts[number], future) for number, future in asked.items()}
 
 
@@ -82,5 +85,7 @@ def read_prompts(prompt: str | None) -> list[str]:
     """The prompt that was given, or the lines of standard input that are not empty; what is no text is replaced."""
     if prompt is not None:
         return [prompt]
+    if sys.stdin is None:  # closed by whoever started this process
+        return []
     text = sys.stdin.buffer.read().decode(sys.stdin.encoding, errors="replace")
-    return [line for line in text.splitlines() if line]
+    return [line for line in (line.rstrip("\r") for line in text.split("\n")) if line]

@@ -13,12 +13,11 @@ the model and the tokenizer are the checkpoint's own. SIGTERM ends the endpoint 
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from deferred_signals import signals_deferred
 from gpt_settings import GPTSettings
 from http_endpoint import Endpoint, HttpSettings, open_endpoint
 from runtime_di import Mark, Phase, Problem, service
@@ -55,6 +54,12 @@ class ServeSettings(InferenceSettings):
         yield from super().rules()
         if self.checkpoint.load is None:
             yield Problem("checkpoint.load", "not set: there is no model to serve", fix="name a checkpoint")
+        if self.tokenizer is None:
+            yield Problem("tokenizer", "not set: prompts and answers are text", fix="leave it to the checkpoint")
+        if self.cache is None:
+            yield Problem("cache", "not set: the sequences have no place", fix="leave it out, or set its sizes")
+        if self.prompt is not None and self.http is not None:
+            yield Problem("prompt", "is not answered while http is set", fix="unset one of them", involves=("http",))
         if self.model.num_heads % self.parallel.tensor:
             fix = f"use a divisor of model.num_heads, {self.model.num_heads}"
             yield Problem("parallel.tensor", "cannot share the attention heads", fix=fix, involves=("model.num_heads",))
@@ -139,23 +144,6 @@ def serve(runtime: ServeRuntime) -> None:
     else:
         with signals_deferred():
             runtime.decoder.follow()
-
-
-@contextmanager
-def signals_deferred() -> Iterator[None]:
-    """Hold signals to stop back until the block ends: the leader has them too, and says when to go."""
-    came: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    if came:
-        signal.raise_signal(came[0])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Teach the pretrained GPT, by policy gradients, to write what a pattern asks for.
 
-    torchrun --nproc-per-node 2 examples/train_rl.py --checkpoint.load runs/gpt/checkpoints
-    torchrun --nproc-per-node 2 examples/train_rl.py --checkpoint.load runs/gpt/checkpoints --grids.rollout.size 1
+    torchrun --nproc-per-node 2 examples/train_rl.py
+    torchrun --nproc-per-node 2 examples/train_rl.py --grids.rollout.size 1
 
 The first line is colocated: each rank generates and trains. In the second one rank trains and one generates; samples
-and weights pass between them. The reward is the share of generated tokens that are words in lower case.
+and weights pass between them. The reward is the share of generated tokens that are words in lower case. The policy
+starts from the checkpoint of ``make train``; ``--checkpoint.load`` names another.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from logging import DEBUG, INFO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from corpus import Corpus, CorpusSettings
 from gpt_settings import GPTSettings
 from rl_settings import LearnSettings, Reward, RewardSettings
-from runtime_di import Phase, Problem, service
+from runtime_di import Mark, Phase, Problem, service
 from runtime_di.containers import RLContainer, RLRuntime, RLSettings
+from runtime_di.providers.checkpointer import CheckpointSettings
 from runtime_di.providers.microbatches import BatchSettings
 from runtime_di.providers.tokenizer import FileTokenizerSettings, TokenizerSettings
 
@@ -26,6 +28,7 @@ from runtime_di.providers.tokenizer import FileTokenizerSettings, TokenizerSetti
 class PolicySettings(RLSettings):
     """Settings of this script."""
 
+    checkpoint: Annotated[CheckpointSettings, Mark.NOT_PORTABLE] = CheckpointSettings(load=Path("runs/gpt/checkpoints"))
     tokenizer: TokenizerSettings | None = FileTokenizerSettings(path=Path("runs/corpus"))
     batch: BatchSettings = BatchSettings(global_size=32, micro_size=8)
     corpus: CorpusSettings = CorpusSettings()
@@ -35,6 +38,9 @@ class PolicySettings(RLSettings):
 
     def rules(self) -> Iterable[Problem]:
         yield from super().rules()
+        if self.tokenizer is None:
+            what = "not set: the reward reads the text of tokens"
+            yield Problem("tokenizer", what, fix="leave it out, or name a tokenizer")
         length = self.learn.prompt_length + self.rollout.num_tokens
         if length > self.model.context_length:
             what = f"prompt and tokens, {length} in all, exceed model.context_length {self.model.context_length}"

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -33,12 +34,13 @@ SMALLER = {
     "train_mimo.py": {"RUNTIME_DI_LEARN__STEPS": "2", "RUNTIME_DI_MODEL": MODEL},
 }
 """Script to what makes it quick."""
+FROM_CHECKPOINT = "vocabulary of 512 tokens (from checkpoint runs/gpt/checkpoints/step-00000002)"
 TOLD = {
     "entry.py": ["5 tokens, 512 embedding rows"],
     "serve.py": ["def main("],
     "convert_checkpoint.py": ["runs/gpt/checkpoints/step-00000002 -> runs/gpt-"],
-    "train_rl.py": ["mean reward 0.", "in step 2"],
-    "train_mimo.py": ["vocabulary of 512 tokens (from checkpoint runs/gpt/checkpoints/step-00000002)", "in step 2"],
+    "train_rl.py": [FROM_CHECKPOINT, "mean reward 0.", "in step 2"],
+    "train_mimo.py": [FROM_CHECKPOINT, "in step 2"],
 }
 """Script to what it prints and logs."""
 
@@ -75,7 +77,9 @@ def folder(tiny: Tiny, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def started(line: str, folder: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    line: str, folder: Path, stdin: int | IO[str] = subprocess.DEVNULL, **more: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a line in a session of its own; whatever of it still runs at the end is killed."""
     binaries = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     rest = {"OMP_NUM_THREADS": "1", "PET_STANDALONE": "1", "RUNTIME_DI_DEVICE__KIND": "cpu"}
@@ -84,7 +88,7 @@ def started(line: str, folder: Path, **more: str) -> Iterator[subprocess.Popen[b
             ["env", *shlex.split(line)],  # which takes the variables before a command as a shell does
             cwd=folder,
             env={**os.environ, **rest, "PATH": binaries, **SMALLER[script_of(line)], **more},
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=told,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -119,7 +123,7 @@ def test_endpoint_answers_and_ends_cleanly(folder: Path) -> None:
     """Health, answers and mistakes over HTTP; at SIGTERM what is in flight is answered before the process ends."""
     (line,) = [line for line in commands() if "--http" in line]
     with started(line, folder, RUNTIME_DI_HTTP__PORT="0") as process, ThreadPoolExecutor(12) as pool:
-        url = address(process, folder / "told")
+        (url,) = told_by(process, folder / "told", r"serving at (http://\S+)")
         health = ask(f"{url}/health")
         answer = ask(f"{url}/generate", {"prompt": "import os"})
         wrong = [ask(f"{url}/generate", body)[0] for body in (b"{", [1], {}, {"prompt": "a", "temperature": -1})]
@@ -142,11 +146,27 @@ def test_endpoint_answers_and_ends_cleanly(folder: Path) -> None:
     assert status == 128 + signal.SIGTERM
 
 
-def address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where an endpoint listens, once its log says so."""
+def test_a_signal_ends_the_prompts_cleanly(folder: Path) -> None:
+    """At SIGTERM the prompts that wait are dropped, and the process ends with its status and no error."""
+    (folder / "prompts").write_text("def f(\n" * 10_000)
+    more = {"RUNTIME_DI_SAMPLING__MAX_TOKENS": "25"}
+    with (
+        (folder / "prompts").open() as prompts,
+        started("python examples/serve.py", folder, prompts, **more) as process,
+    ):
+        told_by(process, folder / "told", "answering 10000 prompts\n")
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(TIMEOUT_S)
+
+    assert status == 128 + signal.SIGTERM
+    assert (folder / "told").read_text().endswith("answering 10000 prompts\n")
+
+
+def told_by(process: subprocess.Popen[bytes], log: Path, pattern: str) -> tuple[str, ...]:
+    """What a process logs, once it does: the groups of a pattern."""
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        if found := re.search(r"serving at (http://\S+)", log.read_text()):
-            return found[1]
+        if found := re.search(pattern, log.read_text()):
+            return found.groups()
         time.sleep(0.05)
     raise TimeoutError(log.read_text())

@@ -390,6 +390,12 @@ def test_the_example_starts_from_the_weights_alone(tiny: Tiny, tmp_path: Path) -
     assert apart == [whole] * 2
 
 
+def test_a_policy_needs_a_tokenizer() -> None:
+    """The reward reads text: without a tokenizer the example is refused before anything is built."""
+    with pytest.raises(SettingsError, match=r"tokenizer = None .* not set: the reward reads the text of tokens"):
+        PolicySettings.load(["--tokenizer", "null"])
+
+
 # A container of a user's own
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import itertools
 import json
 import os
 import re
@@ -14,18 +16,21 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from asking import ask
 from generator import Generator, generating
+from gpt import GPT
 from gpt_generate import Batch
-from http_endpoint import open_endpoint
-from runtime_di import CapabilityError, ServiceError, SettingsError
+from http_endpoint import HttpSettings, open_endpoint
+from prompts import read_prompts
+from runtime_di import CapabilityError, SettingsError
 from runtime_di.containers import ConverterRuntime, ConverterSettings
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers.tokenizer import ByteTokenizer
@@ -123,9 +128,6 @@ def test_answer_ends_where_the_cache_does(tiny: Tiny) -> None:
 
 def served(flags: list[str], prompts: list[str]) -> tuple[str, str, int]:
     """On one of several ranks: what it prints for these prompts, what it tells on standard error, and its status."""
-    import io
-    from contextlib import redirect_stderr, redirect_stdout
-
     sys.stdin = io.TextIOWrapper(io.BytesIO("\n".join(prompts).encode(errors="surrogateescape")), "utf-8")
     status = 0
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
@@ -169,6 +171,45 @@ def test_ranks_print_what_one_prints(tiny: Tiny, ranks: int, tensor: int, tmp_pa
         r"  fix: shorten it\n",
         partly[1],
     )
+
+
+def stopped_midway(flags: list[str]) -> tuple[object, int]:
+    """On one of several ranks: its exit status and the last of its batches, when SIGTERM comes in the 50th."""
+    sys.stdin = io.TextIOWrapper(io.BytesIO(b"def f(\n" * 5000), "utf-8")
+    score, batches = GPT.score, itertools.count(1)
+
+    def score_and_stop(*args: Any) -> torch.Tensor:
+        if next(batches) == 50:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        return score(*args)
+
+    with mock.patch.object(GPT, "score", score_and_stop), pytest.raises(SystemExit) as left:
+        ServeRuntime.main(serve, flags)
+    return left.value.code, next(batches) - 1
+
+
+def test_ranks_that_share_a_model_stop_together(tiny: Tiny) -> None:
+    """When all ranks get SIGTERM, the one that follows stays until the leader has finished what runs."""
+    flags = ["--checkpoint.load", str(tiny.checkpoints), "--parallel.tensor", "2", "--vocabulary.padded_size", "384"]
+
+    leader, follower = run_ranks(stopped_midway, 2, [*flags, "--log.level", "ERROR"])
+
+    assert leader == follower
+    assert leader[0] == 128 + signal.SIGTERM
+    assert leader[1] > 50
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [(b"a\x0cb\r\n\nc\xe2\x80\xa8d", ["a\x0cb", "c\u2028d"]), (b"", []), (None, [])],
+    ids=["lines", "nothing", "closed"],
+)
+def test_prompts_are_lines(given: bytes | None, prompts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newlines alone part prompts, with or without a carriage return; without standard input there are none."""
+    stdin = None if given is None else io.TextIOWrapper(io.BytesIO(given), "utf-8")
+    monkeypatch.setattr(sys, "stdin", stdin)
+
+    assert read_prompts(None) == prompts
 
 
 # The queue
@@ -322,19 +363,22 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def post(generator: Generator, body: bytes) -> tuple[int, Any]:
-    """Status and JSON that the application answers with, without a socket."""
+def post(
+    generator: Generator, body: bytes, path: str = "/generate", method: str = "POST", whole: bool = True
+) -> tuple[int, Any]:
+    """Status and JSON that the application answers with, without a socket; half a body ends with the connection."""
     from http_app import app_of
 
+    received = iter([{"type": "http.request", "body": body, "more_body": not whole}, {"type": "http.disconnect"}])
     sent: list[Any] = []
 
     async def receive() -> Any:
-        return {"type": "http.request", "body": body}
+        return next(received)
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": []}
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}
     asyncio.run(app_of(generator, SamplingSettings())(scope, receive, send))
     return sent[0]["status"], json.loads(sent[1]["body"])
 
@@ -385,6 +429,45 @@ def test_failure_is_told_in_json() -> None:
     assert late == (503, {"error": "the generator answers no more"})
 
 
+def test_every_error_is_json() -> None:
+    """Another path, another method, and a request whose client leaves in the middle of it get a JSON error too."""
+    with generator_of(SlowDecoder()) as generator:
+        told = [
+            post(generator, b"{}", path="/nowhere"),
+            post(generator, b"", method="GET"),
+            post(generator, b"{", whole=False),
+        ]
+
+    assert told == [
+        (404, {"error": "Not Found"}),
+        (405, {"error": "Method Not Allowed"}),
+        (400, {"error": "the request is incomplete"}),
+    ]
+
+
+def test_half_a_request_cannot_hold_the_endpoint() -> None:
+    """A client that sends no more of its request is let go after a time once the endpoint is to stop."""
+    from http_app import app_of
+
+    stop: Future[None] = Future()
+    opened = open_endpoint(HttpSettings(port=0, shutdown_timeout_s=1), LaunchSettings(), 1)
+    endpoint = next(opened)
+    assert endpoint is not None
+    with generator_of(SlowDecoder()) as generator, socket.create_connection(endpoint.address, timeout=30) as client:
+        app = app_of(generator, SamplingSettings())
+        serving = threading.Thread(target=endpoint.serve, args=(app, stop), daemon=True)
+        serving.start()
+        client.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 100")
+        client.sendall(b"{")
+
+        stop.set_result(None)
+        serving.join(30)
+
+        assert not serving.is_alive()
+        assert client.recv(1000).startswith(b"HTTP/1.1 503")
+
+
 @pytest.mark.timeout(240)
 def test_tensor_parallel_endpoint_ends_cleanly(tiny: Tiny) -> None:
     """Under torchrun every rank gets SIGTERM, and the one that follows stays until the leader has answered."""
@@ -407,18 +490,23 @@ def test_tensor_parallel_endpoint_ends_cleanly(tiny: Tiny) -> None:
 
 def test_port_in_use_is_told() -> None:
     """A port that is taken gives an error with the setting, before any model is loaded."""
-    from http_endpoint import HttpSettings
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         opened = open_endpoint(HttpSettings(port=taken.getsockname()[1]), LaunchSettings(), 1)
 
-        with pytest.raises(ServiceError, match=r"http\.port: cannot listen at 127\.0\.0\.1:"):
+        with pytest.raises(CapabilityError, match=r"http\.port: cannot listen at 127\.0\.0\.1:"):
             next(opened)
+
+
+def test_endpoint_listens_at_ipv6_addresses() -> None:
+    """A host of IPv6 is written as one, with its address in brackets."""
+    for endpoint in open_endpoint(HttpSettings(host="::1", port=0), LaunchSettings(), 1):
+        assert endpoint is not None
+        with socket.create_connection(endpoint.address, timeout=30):
+            assert endpoint.url == f"http://[::1]:{endpoint.address[1]}"
 
 
 def test_only_leaders_listen() -> None:
     """The first rank of each replica listens, each at a port of its own; other ranks open no socket."""
-    from http_endpoint import HttpSettings
 
     def endpoint(rank: int) -> Any:
         return next(open_endpoint(HttpSettings(port=0), LaunchSettings(rank=rank, world_size=4), 2))
@@ -442,8 +530,13 @@ def test_mistakes_are_told_together() -> None:
     with pytest.raises(SettingsError) as caught:
         ServeSettings(
             checkpoint={"load": None, "load_settings": False},
+            tokenizer=None,
+            cache=None,
+            prompt="import",
+            http={},
             parallel={"tensor": 3},
             launch={"world_size": 3, "local_world_size": 3},
         )
 
-    assert [problem.where for problem in caught.value.problems] == ["checkpoint.load", "parallel.tensor"]
+    wrong = ["checkpoint.load", "tokenizer", "cache", "prompt", "parallel.tensor"]
+    assert [problem.where for problem in caught.value.problems] == wrong
