@@ -76,6 +76,7 @@ class ConverterContainer(RuntimeContainer):
         settings.provided.conversion,
         vocabulary,
         settings.provided.tokenizer_files,
+        divisible_by=settings.provided.vocabulary.divisible_by,
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from runtime_di import LaunchSettings, Problem, Requirement, Section, VocabularyError
+from runtime_di import LaunchSettings, Mark, Problem, Requirement, Section, VocabularyError
 from runtime_di.providers.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class PreparedCaptions:
 class CaptionFileSettings(Section):
     """Where the captions are."""
 
-    folder: Path = Path("runs/corpus")
+    folder: Annotated[Path, Mark.NOT_PORTABLE] = Path("runs/corpus")
     """Folder of captions.bin, made by prepare_corpus.py."""
 
     def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:

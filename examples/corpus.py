@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from runtime_di import LaunchSettings, Requirement, Section
+from runtime_di import LaunchSettings, Mark, Requirement, Section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ class PreparedCorpus:
 class CorpusSettings(Section):
     """Where the token files are."""
 
-    folder: Path = Path("runs/corpus")
+    folder: Annotated[Path, Mark.NOT_PORTABLE] = Path("runs/corpus")
     """Folder of train.bin and validation.bin, made by prepare_corpus.py."""
 
     def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:

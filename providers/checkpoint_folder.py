@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runtime_di.errors import Problem
@@ -52,6 +54,20 @@ def publish(partial: Path, complete: Path, snapshot: Snapshot) -> Path:
     partial.rename(complete)
     sync(complete.parent)
     return complete
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[Path]:
+    """Make a folder with its parents, of which none stays that was not there before if the block fails."""
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    except BaseException:
+        with suppress(OSError):  # it was not made, or somebody else uses it by now
+            for place in new:
+                place.rmdir()
+        raise
 
 
 def prune(root: Path, keep: int) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
 
 from pydantic import model_validator
+from pydantic_core import to_jsonable_python
 
-from runtime_di.providers.snapshot import ReadableCheckpoint, find_checkpoint, layout_of
+from runtime_di.providers.snapshot import ReadableCheckpoint, Snapshot, find_checkpoint, layout_of
 from runtime_di.section import Mark, Section
 
 if TYPE_CHECKING:
     from runtime_di.capabilities import Requirement
     from runtime_di.launch import LaunchSettings
     from runtime_di.providers.process_groups import ProcessGroups
+    from runtime_di.providers.vocabulary import Vocabulary
 
 
 class LoadSettings(Section):
@@ -81,10 +83,18 @@ class CheckpointLoader(Protocol):
         ...
 
 
-def open_checkpoint_loader(settings: LoadSettings, process_groups: ProcessGroups) -> CheckpointLoader:
-    """Make the loader of this run; nothing is read yet."""
+def open_checkpoint_loader(
+    settings: LoadSettings, process_groups: ProcessGroups, vocabulary: Vocabulary | None = None
+) -> CheckpointLoader:
+    """Make the loader of this run; nothing is read yet.
+
+    Args:
+        settings: which checkpoint.
+        process_groups: the ranks that load together.
+        vocabulary: tells how to mend rows that were padded for another tensor-parallel size.
+    """
     from runtime_di.providers.checkpoint_ranks import Ranks
     from runtime_di.providers.folder_loader import FolderLoader
 
-    layout = layout_of(process_groups.grid, {})
-    return FolderLoader(settings, Ranks(process_groups.rank, process_groups.world_size), layout)
+    own = Snapshot(step=0, settings={}, vocabulary=to_jsonable_python(vocabulary), **layout_of(process_groups.grid, {}))
+    return FolderLoader(settings, Ranks(process_groups.rank, process_groups.world_size), own)

@@ -15,8 +15,9 @@ Planning, deduplication and resharding are torch's, through its public interface
 from __future__ import annotations
 
 import math
+import stat
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,11 +63,7 @@ class TensorWriter(StorageWriter):
             tensors = {_name(item): _on_cpu(cast("torch.Tensor", planner.resolve_data(item))) for item in items}
             if len(tensors) < len(items):
                 raise ValueError(f"two pieces share a name, among {', '.join(tensors)}")
-            try:
-                save_file(tensors, file)
-            except Exception as error:  # noqa: BLE001 - safetensors' own class cannot be sent to other ranks
-                raise OSError(f"{file} cannot be written: {error}") from None
-            sync(file)
+            write_tensors(file, tensors)
             results += [WriteResult(item.index, _num_bytes(item), (file.name, _name(item))) for item in items]
         sync(self._folder)
         return _done(results)
@@ -125,7 +122,7 @@ class TensorReader(StorageReader):
         for name, items in by_file.items():
             try:
                 self._read(self._folder / name, items, planner)
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - as below
                 raise OSError(f"{self._folder / name} cannot be read: {error}") from None
         return _done(None)
 
@@ -156,6 +153,22 @@ class TensorReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return isinstance(checkpoint_id, Path)
+
+
+def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a safetensors file to stable storage, with the mode that any new file gets: safetensors' own is 0600.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        file.touch()
+        mode = stat.S_IMODE(file.stat().st_mode)
+        save_file(dict(tensors), file, {"format": "pt"})
+        file.chmod(mode)
+    except Exception as error:  # noqa: BLE001 - safetensors' own class cannot be sent to other ranks
+        raise OSError(f"{file} cannot be written: {error}") from None
+    sync(file)
 
 
 def _stored(entry: Entry) -> TensorStorageMetadata:

@@ -68,7 +68,8 @@ class Converter(Protocol):
         aside in the new checkpoint, and comes back when that is converted back.
 
         Raises:
-            CheckpointError: the checkpoint cannot be read, does not fit its own vocabulary, or something is there.
+            CheckpointError: the checkpoint cannot be read, does not fit its own vocabulary, has more tokens than the
+                wanted one, or the folder is there or cannot be made.
         """
         ...
 
@@ -94,6 +95,8 @@ def open_converter(
     settings: ConversionSettings,
     vocabulary: Vocabulary | None,
     tokenizer: TokenizerFiles | None,
+    *,
+    divisible_by: int,
 ) -> Converter:
     """Make the converter; nothing is read or written yet.
 
@@ -103,10 +106,11 @@ def open_converter(
         settings: what it becomes.
         vocabulary: the rows that it gets; without one, rows stay as they are.
         tokenizer: files that are copied into it.
+        divisible_by: what rows are padded by, told to runs that take their settings from the new checkpoint.
     """
     from runtime_di.providers.folder_converter import FolderConverter
 
-    return FolderConverter(load, folder, settings, vocabulary, tokenizer)
+    return FolderConverter(load, folder, settings, vocabulary, tokenizer, divisible_by=divisible_by)
 
 
 def tokenizer_files(settings: TokenizerSettings) -> TokenizerFiles:

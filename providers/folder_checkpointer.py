@@ -32,7 +32,7 @@ class FolderCheckpointer(FolderLoader):
 
     def __init__(self, settings: CheckpointSettings, ranks: Ranks, origin: Snapshot) -> None:
         """Take what every snapshot of this run says, its step aside, from ``origin``."""
-        super().__init__(settings, ranks, origin.layout)
+        super().__init__(settings, ranks, origin)
         self._settings, self._origin = settings, origin
         self._own_step: int | None = None
 

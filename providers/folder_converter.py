@@ -11,15 +11,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from runtime_di.errors import Problem
-from runtime_di.providers.checkpoint_folder import publish, sync
+from runtime_di.providers.checkpoint_folder import made, publish, sync
 from runtime_di.providers.checkpoint_index import Entry, Index, Piece, read_index, write_index
 from runtime_di.providers.checkpoint_ranks import Ranks
-from runtime_di.providers.checkpoint_storage import TensorReader
+from runtime_di.providers.checkpoint_storage import TensorReader, write_tensors
 from runtime_di.providers.checkpoint_values import write_values
 from runtime_di.providers.folder_loader import failures_told
 from runtime_di.providers.snapshot import (
@@ -51,9 +50,11 @@ class FolderConverter:
         settings: ConversionSettings,
         vocabulary: Vocabulary | None,
         tokenizer: TokenizerFiles | None,
+        *,
+        divisible_by: int,
     ) -> None:
         self._load, self._folder, self._settings = load, folder, settings
-        self._vocabulary, self._tokenizer = vocabulary, tokenizer
+        self._vocabulary, self._divisible_by, self._tokenizer = vocabulary, divisible_by, tokenizer
         self._tokenizer_files = [*tokenizer.named.values(), *tokenizer.beside] if tokenizer else []
 
     def convert(self) -> Path:
@@ -63,8 +64,17 @@ class FolderConverter:
         index = read_index(source)
         if problems := [*self._problems(index, snapshot)]:
             raise CheckpointError(_HEADING, problems)
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=self._folder.parent, prefix=f".{self._folder.name}-") as scratch:
+        try:
+            with made(self._folder.parent) as parent:
+                return self._write(parent, source, index, snapshot)
+        except OSError as error:
+            fix = "name a conversion.folder that can be made, on a disk with room for the checkpoint"
+            problem = Problem(str(error.filename or self._folder), error.strerror or str(error), fix=fix)
+            raise CheckpointError(_HEADING, [problem]) from error
+
+    def _write(self, parent: Path, source: Path, index: Index, snapshot: Snapshot) -> Path:
+        """Write the new checkpoint aside, and then give it its name."""
+        with TemporaryDirectory(dir=parent, prefix=f".{self._folder.name}-") as scratch:
             partial = Path(scratch, self._folder.name)
             partial.mkdir()
             write_index(partial, self._write_tensors(partial, self._converted(source, index)))
@@ -82,6 +92,10 @@ class FolderConverter:
         if self._settings.single_file and not any(path.startswith(self._settings.model) for path in index):
             what = f"no tensor of the checkpoint begins with {self._settings.model!r}"
             yield Problem("conversion.model", what, fix=f"give what the model's begin with, as {next(iter(index))}")
+        num_tokens = (snapshot.vocabulary or {}).get("size", 0)
+        if self._vocabulary is not None and self._vocabulary.size < num_tokens:
+            what = f"room for {self._vocabulary.size} tokens, while the checkpoint has {num_tokens}"
+            yield Problem("vocabulary.size", what, fix="raise it, or leave it out")
         for what in self._row_problems(index, snapshot):
             fix = "give the patterns of the tensors with a row for each token"
             yield Problem("conversion.vocabulary_rows", what, fix=fix)
@@ -132,8 +146,7 @@ class FolderConverter:
         for number, batch in enumerate([dict(tensors)] if self._settings.single_file else _batches(tensors)):
             file = "model.safetensors" if self._settings.single_file else f"tensors-00000-{number:05d}.safetensors"
             names = {path: self._name(path) for path in batch}
-            save_file({names[path]: batch[path].contiguous() for path in batch}, folder / file, {"format": "pt"})
-            sync(folder / file)
+            write_tensors(folder / file, {names[path]: batch[path].contiguous() for path in batch})
             for path, tensor in batch.items():
                 size = list(tensor.shape)
                 piece = Piece([0] * len(size), size, file, names[path])
@@ -156,6 +169,8 @@ class FolderConverter:
         if self._settings.single_file:
             snapshot = replace(snapshot, world_size=1, grids={}, weights=self._settings.model)
         settings = {name: section for name, section in snapshot.settings.items() if name not in snapshot.files}
+        if self._vocabulary is not None:
+            settings["vocabulary"] = {**settings.get("vocabulary", {}), "divisible_by": self._divisible_by}
         files: dict[str, dict[str, str]] = {}
         if self._tokenizer is not None:
             settings["tokenizer"] = self._tokenizer.rest

@@ -14,26 +14,29 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from runtime_di.errors import Problem
-from runtime_di.providers.checkpoint_index import Index, read_index
+from runtime_di.providers.checkpoint_index import Index, Sizes, read_index
 from runtime_di.providers.checkpoint_state import Leaves
 from runtime_di.providers.checkpoint_storage import TensorReader
 from runtime_di.providers.checkpoint_values import Values, read_common_values, read_values
-from runtime_di.providers.snapshot import CheckpointError, Layout, Snapshot, read_snapshot
+from runtime_di.providers.snapshot import CheckpointError, Snapshot, read_snapshot
 
 if TYPE_CHECKING:
     from runtime_di.providers.checkpoint_loader import LoadSettings
     from runtime_di.providers.checkpoint_ranks import Ranks
 
 _NOT_LOADED = "The checkpoint was not loaded."
+_LACKING = "load a checkpoint that has it, or leave it out of the state that is loaded"
+_Vocabularies = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
+"""What this run tells of its vocabulary, and what the checkpoint tells."""
 _LOG = logging.getLogger(__name__)
 
 
 class FolderLoader:
     """A `CheckpointLoader` whose files every rank reads."""
 
-    def __init__(self, settings: LoadSettings, ranks: Ranks, layout: Layout) -> None:
-        """Take ``layout`` for that of this run: each rank of a checkpoint of the same layout gets its own values."""
-        self._start, self._ranks, self._layout = settings, ranks, layout
+    def __init__(self, settings: LoadSettings, ranks: Ranks, own: Snapshot) -> None:
+        """Take layout and vocabulary of this run from ``own``: in the same layout, each rank gets its own values."""
+        self._start, self._ranks, self._own = settings, ranks, own
 
     @property
     def latest(self) -> Path | None:
@@ -54,7 +57,7 @@ class FolderLoader:
             return None
         folder, snapshot = found
         values = self._load_values(folder, snapshot)
-        leaves, index = self._ranks.together(_NOT_LOADED, lambda: _matched(folder, snapshot, state, values))
+        leaves, index = self._ranks.together(_NOT_LOADED, lambda: self._matched(folder, snapshot, state, values))
         if values.differing:
             self._tell_differing(folder, values.differing & leaves.values.keys())
         self._load_tensors(folder, leaves, index)
@@ -67,9 +70,20 @@ class FolderLoader:
 
     def _load_values(self, folder: Path, snapshot: Snapshot) -> Values:
         """This rank's plain values: its own, or what ranks that were laid out otherwise had in common."""
-        if snapshot.layout == self._layout:
+        if snapshot.layout == self._own.layout:
             return self._ranks.together(_NOT_LOADED, lambda: read_values(folder, self._ranks.rank))
         return self._ranks.first(_NOT_LOADED, lambda: read_common_values(folder, snapshot.world_size))
+
+    def _matched(
+        self, folder: Path, snapshot: Snapshot, state: Mapping[str, Any], values: Values
+    ) -> tuple[Leaves, Index]:
+        """The leaves of ``state`` with the checkpoint's values, once each leaf is known to have its like there."""
+        leaves, index = Leaves(state), read_index(folder)
+        vocabularies = (self._own.vocabulary, snapshot.vocabulary)
+        if problems := [*_problems(leaves, values, index, snapshot.weights, vocabularies)]:
+            raise CheckpointError(f"{folder} does not hold this state.", problems)
+        leaves.values.update({path: value for path, value in values.known.items() if path in leaves.values})
+        return leaves, index
 
     def _tell_differing(self, folder: Path, own: Set[str]) -> None:
         """Tell, on rank 0, what any rank has and did not get."""
@@ -99,33 +113,35 @@ def failures_told(ranks: Ranks, heading: str) -> Iterator[None]:
         raise CheckpointError(heading, told) from error
 
 
-def _matched(folder: Path, snapshot: Snapshot, state: Mapping[str, Any], values: Values) -> tuple[Leaves, Index]:
-    """The leaves of ``state`` with the checkpoint's values, once each leaf is known to have its like there."""
-    leaves, index = Leaves(state), read_index(folder)
-    if problems := [*_problems(leaves, values, index, snapshot.weights)]:
-        raise CheckpointError(f"{folder} does not hold this state.", problems)
-    leaves.values.update({path: value for path, value in values.known.items() if path in leaves.values})
-    return leaves, index
-
-
-def _problems(leaves: Leaves, values: Values, index: Index, weights: str | None) -> Iterator[Problem]:
+def _problems(
+    leaves: Leaves, values: Values, index: Index, weights: str | None, vocabularies: _Vocabularies
+) -> Iterator[Problem]:
     """Tell what does not fit; of a checkpoint of ``weights`` alone, what it cannot hold is one problem."""
     if beside := [path for path in (*leaves.tensors, *leaves.values) if not path.startswith(weights or "")]:
         what = f"the checkpoint holds the weights alone, {weights}*, and nothing such as {beside[0]}"
         fix = "where checkpointer.weights_only says so, load the model's part alone and start the rest afresh"
         yield Problem("state", what, fix=fix)
-    told = (*_tensor_problems(leaves, index), *_value_problems(leaves, values, index))
+    told = (*_tensor_problems(leaves, index, vocabularies), *_value_problems(leaves, values, index))
     yield from (problem for problem in told if problem.where.removeprefix("state ") not in beside)
 
 
-def _tensor_problems(leaves: Leaves, index: Index) -> Iterator[Problem]:
+def _tensor_problems(leaves: Leaves, index: Index, vocabularies: _Vocabularies) -> Iterator[Problem]:
     for path, tensor in leaves.tensors.items():
         if path not in index:
-            yield Problem(f"state {path}", "a tensor here, and not in the checkpoint")
-        elif list(tensor.shape) != index[path].size:
-            yield Problem(
-                f"state {path}", f"of size {list(tensor.shape)} here, and {index[path].size} in the checkpoint"
-            )
+            yield Problem(f"state {path}", "a tensor here, and not in the checkpoint", fix=_LACKING)
+        elif (here := list(tensor.shape)) != (there := index[path].size):
+            what = f"of size {here} here, and {there} in the checkpoint"
+            yield Problem(f"state {path}", what, fix=_size_fix(here, there, vocabularies))
+
+
+def _size_fix(here: Sizes, there: Sizes, vocabularies: _Vocabularies) -> str:
+    """Two ways to mend rows of a vocabulary that was padded otherwise, or what to do about any other size."""
+    own, saved = vocabularies
+    rows = tuple(vocabulary and vocabulary.get("padded_size") for vocabulary in vocabularies)
+    if own and saved and here[1:] == there[1:] and (*here[:1], *there[:1]) == rows:
+        size = own["tensor_parallel"]
+        return f"convert the checkpoint for tensor-parallel size {size}, or set vocabulary.padded_size to {rows[1]}"
+    return "give the model the shape that it was saved with; checkpoint.load_settings takes it from there"
 
 
 def _value_problems(leaves: Leaves, values: Values, index: Index) -> Iterator[Problem]:
@@ -136,4 +152,4 @@ def _value_problems(leaves: Leaves, values: Values, index: Index) -> Iterator[Pr
             fix = "give the state its tensors before loading, as get_optimizer_state_dict does"
             yield Problem(f"state {path}", "without tensors here, and with tensors in the checkpoint", fix=fix)
         else:
-            yield Problem(f"state {path}", "a plain value here, and not in the checkpoint")
+            yield Problem(f"state {path}", "a plain value here, and not in the checkpoint", fix=_LACKING)

@@ -95,6 +95,10 @@ class Rng(RandomStreams):
         if state["base_seed"] == self.base_seed:
             restore_global_state(state, self._globals)
 
+    def _of_other_seeds(self, state: Mapping[str, Any]) -> list[str]:
+        base = [] if state["base_seed"] == self.base_seed else ["base"]
+        return base + super()._of_other_seeds(state)
+
 
 def open_rng(settings: RngSettings, process_groups: ProcessGroups, device: torch.device) -> Iterator[Rng]:
     """Seed every source of random numbers by the rank's place, and put all back as they were on close."""

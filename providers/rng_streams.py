@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from runtime_di.providers.rng_state import global_generators
 
 if TYPE_CHECKING:
     import torch
+
+_LOG = logging.getLogger(__name__)
 
 
 class RandomStreams:
@@ -101,16 +104,23 @@ class RandomStreams:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Bring the generators back to a state.
 
-        A stream that started from another seed, as on another place of another grid, stays where it is.
+        A stream that started from another seed, as on another place of another grid, stays where it is, which the log
+        tells.
 
         Raises:
             ServiceError: the state is of other streams, or of another kind of device; nothing was changed.
         """
         if problems := list(self._misfits(state["streams"])):
             raise ServiceError("The random state does not fit this run:", problems)
+        others = self._of_other_seeds(state)
         for stream, saved in state["streams"].items():
-            if saved["seed"] == self.seeds[stream]:
+            if stream not in others:
                 self._streams[stream].set_state(saved["state"])
+        if others:
+            _LOG.warning("random streams not loaded, since their state is of other seeds: %s", ", ".join(others))
+
+    def _of_other_seeds(self, state: Mapping[str, Any]) -> list[str]:
+        return [stream for stream, saved in state["streams"].items() if saved["seed"] != self.seeds[stream]]
 
     def _misfits(self, streams: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
         for stream, saved in streams.items():

@@ -47,6 +47,7 @@ class Vocabulary:
         origin: the setting, checkpoint or service that decided.
         dummy_rows: embedding rows for which the tokenizer, or ``size`` without one, has no token.
         tensor_parallel: ranks that share the embedding.
+        overruled: an explicit ``vocabulary.size`` that the checkpoint's came before.
     """
 
     size: int
@@ -54,9 +55,12 @@ class Vocabulary:
     origin: str
     dummy_rows: int = 0
     tensor_parallel: int = 1
+    overruled: int | None = None
 
     def __str__(self) -> str:
         rows = f"{self.padded_size} embedding rows, {self.dummy_rows} of them without a token"
+        if self.overruled is not None:
+            rows += f"; vocabulary.size {self.overruled} is not used, since the checkpoint comes before it"
         return f"vocabulary of {self.size} tokens (from {self.origin}): {rows}"
 
 
@@ -113,7 +117,8 @@ def resolve_vocabulary(
     problems = [*_shortfalls(settings, saved, encoded), *_uneven(chosen.origin, rows, tensor_parallel)]
     if problems:
         raise VocabularyError("The sizes of the vocabulary contradict each other.", problems)
-    return Vocabulary(chosen.size, rows, chosen.origin, rows - (encoded or chosen).size, tensor_parallel)
+    overruled = None if settings.size == chosen.size else settings.size
+    return Vocabulary(chosen.size, rows, chosen.origin, rows - (encoded or chosen).size, tensor_parallel, overruled)
 
 
 def _saved(checkpoint: Path, tensor_parallel: int) -> _Stated | None:

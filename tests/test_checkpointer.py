@@ -312,9 +312,13 @@ def test_what_cannot_be_loaded_is_told_at_once(tmp_path):
     assert str(caught.value) == (
         f"{tmp_path}/step-00000001 does not hold this state.\n"
         "  state lr: a tensor here, and not in the checkpoint\n"
+        "    fix: load a checkpoint that has it, or leave it out of the state that is loaded\n"
         "  state v: a tensor here, and not in the checkpoint\n"
+        "    fix: load a checkpoint that has it, or leave it out of the state that is loaded\n"
         "  state w: of size [3, 4] here, and [6, 4] in the checkpoint\n"
-        "  state n: a plain value here, and not in the checkpoint"
+        "    fix: give the model the shape that it was saved with; checkpoint.load_settings takes it from there\n"
+        "  state n: a plain value here, and not in the checkpoint\n"
+        "    fix: load a checkpoint that has it, or leave it out of the state that is loaded"
     )
     assert torch.equal(state["w"], weights(3, fill=0))
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from convert_checkpoint import ConvertSettings
 from runtime_di import CapabilityError, SettingsError, VocabularyError
 from runtime_di.containers import (
     ConverterRuntime,
@@ -22,6 +23,7 @@ from runtime_di.containers import (
     InferenceSettings,
     TrainingSettings,
 )
+from runtime_di.fields import marks
 from runtime_di.providers.checkpoint_index import read_index
 from runtime_di.providers.checkpoint_loader import CheckpointLoader, LoadSettings, open_checkpoint_loader
 from runtime_di.providers.checkpointer import CheckpointSettings, open_checkpointer
@@ -189,6 +191,68 @@ def test_explicit_rows(tmp_path: Path) -> None:
     assert len(tensors(new)["trainer.model.embedding.weight"]) == 6
 
 
+def test_fewer_tokens_than_the_checkpoint_has_are_refused(tmp_path: Path) -> None:
+    """An explicit size that cuts tokens off, which the tokenizer beside the result still gives out, writes nothing."""
+    load = save(tmp_path / "run", 5, torch.randn(8, 2))
+    settings = ConverterSettings(
+        checkpoint={"load": load},
+        conversion={"folder": tmp_path / "new", "single_file": True},
+        vocabulary={"size": 4, "padded_size": 4},
+    )
+
+    with ConverterRuntime.open(settings) as runtime, pytest.raises(CheckpointError) as caught:
+        runtime.converter.convert()
+
+    assert str(caught.value) == (
+        "The checkpoint was not converted; nothing was written.\n"
+        "  vocabulary.size: room for 4 tokens, while the checkpoint has 5\n"
+        "    fix: raise it, or leave it out"
+    )
+    assert names(tmp_path) == ["run"]
+
+
+def test_snapshot_tells_the_padding_that_was_asked_for(tmp_path: Path) -> None:
+    """What is made with another ``divisible_by`` gives it to runs that take their settings from the result."""
+    load = save(tmp_path / "run", 5, torch.randn(8, 2))
+    conversion = {"folder": tmp_path / "new", "tensor": 2}
+    settings = ConverterSettings(checkpoint={"load": load}, conversion=conversion, vocabulary={"divisible_by": 3})
+
+    with ConverterRuntime.open(settings) as runtime:
+        new = runtime.converter.convert()
+
+    assert read_snapshot(new).settings == {"vocabulary": {"divisible_by": 3}}
+
+
+def serve_rows(load: Path, **vocabulary: int) -> Tensor:
+    """What one rank, without settings of the checkpoint but its divisor, has as its embedding."""
+    values = {"divisible_by": 4, **vocabulary}
+    settings = InferenceSettings(checkpoint={"load": load}, tokenizer=None, vocabulary=values)
+    with InferenceRuntime.open(settings) as runtime:
+        model = {"embedding.weight": torch.zeros(runtime.vocabulary.padded_size, 2), "up.weight": torch.zeros(7, 4)}
+        rows = model["embedding.weight"]
+        if vocabulary:
+            del model["up.weight"]
+        runtime.checkpointer.load({"trainer": {"model": model}})
+    return rows
+
+
+def test_rows_of_another_tensor_parallel_size_are_told_with_both_ways_out(tmp_path: Path) -> None:
+    """Rows that were padded for other ranks are told with the conversion and the setting that fit, which do fit."""
+    wide = convert(save(tmp_path / "run", 5, torch.randn(8, 2)), tmp_path / "wide", tensor=3)
+
+    with pytest.raises(CheckpointError) as caught:
+        serve_rows(wide)
+
+    assert str(caught.value) == (
+        f"{wide} does not hold this state.\n"
+        "  state trainer.model.embedding.weight: of size [8, 2] here, and [12, 2] in the checkpoint\n"
+        "    fix: convert the checkpoint for tensor-parallel size 1, or set vocabulary.padded_size to 12\n"
+        "  state trainer.model.up.weight: of size [7, 4] here, and [8, 4] in the checkpoint\n"
+        "    fix: give the model the shape that it was saved with; checkpoint.load_settings takes it from there"
+    )
+    assert torch.equal(serve_rows(wide, padded_size=12), tensors(wide)["trainer.model.embedding.weight"])
+
+
 def convert_without_vocabulary(tmp_path: Path, vocabulary: dict[str, int], **more: Tensor) -> Path:
     """Convert a checkpoint whose snapshot tells no vocabulary."""
     load = save(tmp_path / "run", 7, torch.arange(16.0).view(8, 2), **more)
@@ -317,12 +381,25 @@ def test_state_that_is_more_than_weights_is_told(tiny: Tiny, tmp_path: Path) -> 
         "  state: the checkpoint holds the weights alone, trainer.model.*, and nothing such as trainer.optimizer.a\n"
         "    fix: where checkpointer.weights_only says so, load the model's part alone and start the rest afresh\n"
         "  state trainer.model.embedding.weight: of size [384, 16] here, and [384, 32] in the checkpoint\n"
-        "  state trainer.model.bias: a tensor here, and not in the checkpoint"
+        "    fix: give the model the shape that it was saved with; checkpoint.load_settings takes it from there\n"
+        "  state trainer.model.bias: a tensor here, and not in the checkpoint\n"
+        "    fix: load a checkpoint that has it, or leave it out of the state that is loaded"
     )
 
 
 def loader_of(checkpoint: Path) -> CheckpointLoader:
     return open_checkpoint_loader(LoadSettings(load=checkpoint), ProcessGroups.pretend(RankGrid(world_size=1)))
+
+
+def test_files_have_the_mode_of_any_file(tmp_path: Path) -> None:
+    """Whoever may read a file that this user makes may read a checkpoint, saved or converted, the tensors included."""
+    load = save(tmp_path / "run", 5, torch.randn(8, 2))
+    new = [convert(load, tmp_path / "wide", tensor=2), convert(load, tmp_path / "single", single_file=True)]
+    (tmp_path / "any").touch()
+
+    modes = {file.stat().st_mode for folder in (load, *new) for file in folder.iterdir()}
+
+    assert modes == {(tmp_path / "any").stat().st_mode}
 
 
 # The tokenizer beside it
@@ -469,16 +546,33 @@ def test_folder_that_comes_meanwhile_is_not_overwritten(tiny: Tiny, tmp_path: Pa
     assert names(tmp_path / "new") == []
 
 
-def test_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
-    """A checkpoint whose tensors cannot be read gives an error that names the file, and no folder."""
+@pytest.mark.parametrize("new", ["new", "p/q/new"])
+def test_failed_conversion_leaves_nothing(new: str, tmp_path: Path) -> None:
+    """A checkpoint whose tensors cannot be read gives an error that names the file, and no folder, parents included."""
     load = save(tmp_path / "run", 5, torch.randn(8, 2))
     (file,) = load.glob("tensors-*.safetensors")
     file.write_bytes(file.read_bytes()[:-8])
 
     with pytest.raises(CheckpointError, match=file.name):
-        convert(load, tmp_path / "new")
+        convert(load, tmp_path / new)
 
     assert names(tmp_path) == ["run"]
+
+
+def test_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    """Where the system refuses a file or folder, the error says which and what to do."""
+    load = save(tmp_path / "run", 5, torch.randn(8, 2))
+    settings = ConverterSettings(checkpoint={"load": load}, conversion={"folder": tmp_path / "p" / "new"})
+
+    with ConverterRuntime.open(settings) as runtime, pytest.raises(CheckpointError) as caught:
+        (tmp_path / "p").touch()
+        runtime.converter.convert()
+
+    assert str(caught.value) == (
+        "The checkpoint was not converted; nothing was written.\n"
+        f"  {tmp_path}/p: File exists\n"
+        "    fix: name a conversion.folder that can be made, on a disk with room for the checkpoint"
+    )
 
 
 def test_wrong_pattern_is_told_before_anything_is_written(tmp_path: Path) -> None:
@@ -527,6 +621,12 @@ def test_nothing_to_convert_is_told() -> None:
 
         assert runtime.built == ("log",)
         assert "fix: set 'checkpoint.load'" in runtime.disabled["converter"]
+
+
+def test_example_keeps_what_is_particular_about_a_section() -> None:
+    """A section that the example gives another default has the marks that it had."""
+    for name, field in ConverterSettings.model_fields.items():
+        assert marks(ConvertSettings.model_fields[name]) == marks(field)
 
 
 SCRIPT = """

@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
+from pretrain_gpt import PretrainSettings
+from runtime_di import RuntimeSettings
 from runtime_di.containers import ConverterRuntime, ConverterSettings
+from runtime_di.providers.snapshot import Snapshot, write_snapshot
 from runtime_di.testing import run_ranks
 from tiny_training import losses, tiny_argv, tiny_corpus, train_here
+from train_mimo import CaptionSettings
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = str(ROOT / "examples" / "pretrain_gpt.py")
@@ -155,6 +159,22 @@ def test_torchrun_runs_it_and_an_interruption_is_survived(corpus: Path, tmp_path
     assert done.returncode == 0, done.stderr
     assert max(losses(tmp_path)) == reached + 3
     assert f"metrics in {tmp_path}, latest checkpoint {tmp_path}/checkpoints/step-" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "section"), [(PretrainSettings, "corpus"), (CaptionSettings, "captions")], ids=["gpt", "mimo"]
+)
+def test_place_of_the_data_never_comes_from_a_checkpoint(
+    settings: type[RuntimeSettings], section: str, tmp_path: Path
+) -> None:
+    """Where this machine has the text or its captions is this run's to say, whatever a checkpoint tells."""
+    told = {section: {"folder": "elsewhere"}, "model": {"width": 64}}
+    write_snapshot(tmp_path, Snapshot(step=1, settings=told))
+
+    taken = settings.load(["--checkpoint.load", str(tmp_path), "--checkpoint.load_settings"])
+
+    assert (taken.explain(f"{section}.folder").value, taken.explain("model.width").value) == ("runs/corpus", "64")
+    assert section not in taken.portable
 
 
 MISTAKES = {

@@ -476,8 +476,8 @@ def test_seeds_and_streams_are_checked(values: dict[str, Any], rule: str) -> Non
         RngSettings.model_validate(values)
 
 
-def test_streams_of_another_place_keep_their_own_seeds() -> None:
-    """Loaded on another place of another grid, streams with the same seed go on, and the others start anew."""
+def test_streams_of_another_place_keep_their_own_seeds(caplog: pytest.LogCaptureFixture) -> None:
+    """Loaded on another place of another grid, streams with the same seed go on, others start anew and are logged."""
     with opened(RngSettings(), ALONE, CPU) as rng:
         torch.rand(3)
         torch.rand(3, generator=rng.generator("data"))
@@ -491,3 +491,18 @@ def test_streams_of_another_place_keep_their_own_seeds() -> None:
 
         assert torch.equal(torch.rand(1), following)
         assert torch.equal(rng.generator("data").get_state(), fresh)
+    assert caplog.messages == ["random streams not loaded, since their state is of other seeds: data"]
+
+
+def test_streams_of_another_seed_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A state of a run with another seed brings back neither streams nor global generators, and is logged."""
+    with opened(RngSettings(seed=1), ALONE, CPU) as rng:
+        state = rng.state_dict()
+
+    with opened(RngSettings(seed=2), ALONE, CPU) as rng:
+        before = torch.get_rng_state()
+        rng.load_state_dict(state)
+
+        assert torch.equal(torch.get_rng_state(), before)
+    (told,) = caplog.messages
+    assert told.endswith(f": {', '.join(['base', *state['streams']])}")

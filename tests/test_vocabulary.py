@@ -120,6 +120,18 @@ def test_precedence(stated: Stated, sizes: tuple[int, int, int], origin: str, tm
     assert vocabulary.origin == (f"checkpoint {path}" if origin == "checkpoint" else origin)
 
 
+@pytest.mark.parametrize(("explicit", "told"), [(None, ""), (1000, ""), (1500, "1500"), (900, "900")])
+def test_size_that_the_checkpoint_overrules_is_told(explicit: int | None, told: str, tmp_path: Path):
+    """An explicit size other than the checkpoint's, which comes first, is told where the sizes are."""
+    vocabulary = resolve(explicit=explicit, load=saved(tmp_path, *SAVED))
+
+    assert str(vocabulary) == (
+        f"vocabulary of 1000 tokens (from checkpoint {tmp_path}/step-00000010): "
+        "1024 embedding rows, 24 of them without a token"
+        + (f"; vocabulary.size {told} is not used, since the checkpoint comes before it" if told else "")
+    )
+
+
 CONTRADICTIONS = [
     # (explicit size, explicit padded size, checkpoint, tokenizer) -> what each problem says
     ((1000, None, None, 1001), ["vocabulary.size: room for 1000 tokens, while the tokenizer has 1001"]),
