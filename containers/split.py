@@ -9,7 +9,6 @@ from runtime_di.containers.training import TrainingContainer, TrainingRuntime, T
 from runtime_di.containers.worker import WorkerSettings
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
-from runtime_di.providers.checkpointer import open_checkpointer
 from runtime_di.providers.grid_settings import GridsSettings
 from runtime_di.providers.grids import Grids, open_grids
 from runtime_di.providers.module_rngs import open_module_rngs
@@ -68,15 +67,6 @@ class SplitContainer(TrainingContainer):
         TrainingContainer.settings.provided.launch,
         TrainingContainer.process_groups,
         TrainingContainer.embedding,
-    )
-    checkpointer = service(
-        Phase.DISTRIBUTED,
-        open_checkpointer,
-        TrainingContainer.settings.provided.checkpoint,
-        TrainingContainer.process_groups,
-        TrainingContainer.vocabulary,
-        TrainingContainer.settings.provided.portable,
-        grids,
     )
     rngs = service(
         Phase.RNG, open_module_rngs, TrainingContainer.settings.provided.rng, grids, TrainingContainer.device

@@ -46,6 +46,7 @@ class TrainingContainer(WorkerContainer):
         WorkerContainer.process_groups,
         WorkerContainer.vocabulary,
         WorkerContainer.settings.provided.portable,
+        WorkerContainer.settings.provided.layout,
     )
     timers = service(Phase.RUNTIME, open_timers, WorkerContainer.settings.provided.timers)
     microbatches = service(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from dependency_injector import providers
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import Store
 
-    from runtime_di.providers.rank_grid import EmbeddingRule
+    from runtime_di.providers.rank_grid import EmbeddingRule, RankGrid
 
 
 class WorkerSettings(RuntimeSettings):
@@ -64,6 +64,11 @@ class WorkerSettings(RuntimeSettings):
     def tensor_parallel(self) -> int:
         """Ranks that share the embedding."""
         return self.parallel.tensor
+
+    @property
+    def layout(self) -> Mapping[str, RankGrid]:
+        """Grids that divide the world, by name."""
+        return {}
 
     def rules(self) -> Iterable[Problem]:
         yield from self.parallel.problems(self.launch.world_size)
@@ -106,12 +111,15 @@ class WorkerContainer(RuntimeContainer):
         device,
         store=store,
         embedding=embedding,
+        grids=settings.provided.layout,
         agreement=agreement,
     )
     mesh = service(Phase.DISTRIBUTED, open_mesh, process_groups)
     shard_mesh = service(Phase.DISTRIBUTED, open_shard_mesh, process_groups)
     expert_mesh = service(Phase.DISTRIBUTED, open_expert_mesh, process_groups)
-    checkpointer = service(Phase.DISTRIBUTED, open_checkpoint_loader, settings.provided.checkpoint, process_groups)
+    checkpointer = service(
+        Phase.DISTRIBUTED, open_checkpoint_loader, settings.provided.checkpoint, process_groups, vocabulary
+    )
     rng = service(Phase.RNG, open_rng, settings.provided.rng, process_groups, device)
 
 

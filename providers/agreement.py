@@ -86,8 +86,8 @@ def agreement_of(
 ) -> Agreement:
     """Gather what ranks of a runtime must have alike: settings, collective services, and the version that runs them.
 
-    Of the overrides, those of collective services and of what these are given are named: what takes their place makes
-    other groups, or none.
+    Of the overrides, those of collective services and of what these are built from are named: what takes their place
+    makes other groups, or none, or sizes models otherwise.
 
     Args:
         agreed: gives the settings that all ranks must have alike.
@@ -96,7 +96,9 @@ def agreement_of(
     """
     settings = agreed()
     services = [name for name in plan.order if plan.services[name].phase.is_collective]
-    used = {*services, *(needed for name in services for needed in plan.services[name].dependencies)}
+    used = {*services}
+    for name in reversed(plan.order):  # whatever a service is built from comes before it
+        used |= {*plan.services[name].dependencies} if name in used else set()
     return Agreement(settings, lambda name: explain(name).source if name in settings else None).having(
         {
             "collective services": services,

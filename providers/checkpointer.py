@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import PositiveInt
@@ -17,8 +18,8 @@ from runtime_di.section import Mark
 if TYPE_CHECKING:
     from runtime_di.capabilities import Requirement
     from runtime_di.launch import LaunchSettings
-    from runtime_di.providers.grids import Grids
     from runtime_di.providers.process_groups import ProcessGroups
+    from runtime_di.providers.rank_grid import RankGrid
     from runtime_di.providers.vocabulary import Vocabulary
 
 
@@ -68,7 +69,7 @@ def open_checkpointer(
     process_groups: ProcessGroups,
     vocabulary: Vocabulary | None,
     snapshot: Mapping[str, Any],
-    grids: Grids | None = None,
+    grids: Mapping[str, RankGrid] = MappingProxyType({}),
 ) -> Checkpointer:
     """Make the checkpointer of this run; nothing is read or written yet.
 
@@ -86,6 +87,6 @@ def open_checkpointer(
         step=0,
         settings=to_jsonable_python(snapshot),
         vocabulary=to_jsonable_python(vocabulary),
-        **layout_of(process_groups.grid, {name: own.grid for name, own in (grids or {}).items()}),
+        **layout_of(process_groups.grid, grids),
     )
     return FolderCheckpointer(settings, Ranks(process_groups.rank, process_groups.world_size), origin)

@@ -13,6 +13,9 @@ Order: TypeAlias = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 
 _DENSE = ("tp", "cp")
 _EXPERT = ("etp", "ep")
+_PRODUCTS: tuple[tuple[str, ...], ...] = (("tp", "pp", "cp"), ("etp", "ep", "pp"))
+_UNEVEN = ("order",)
+_MOST_CHOICES = 6
 
 
 def size_problems(
@@ -31,21 +34,46 @@ def size_problems(
         names: what the reader calls each axis, ``order`` and ``world_size``; as here unless given.
         prefix: put before a name to say where the value stands.
     """
-    etp = sizes["etp"]
     given = {"world_size": world_size, **{axis: size for axis, size in sizes.items() if size is not None}}
-    told = _Telling(given | {"etp": given["tp"] if etp is None else etp}, names or {}, prefix)
+    told = _Telling(given | _with_etp(sizes), names or {}, prefix)
     if order not in get_args(Order):
         yield told.problem("order", "is no order of axes", f"choose from {', '.join(get_args(Order))}", repr(order))
     if below := [axis for axis, size in given.items() if size < 1]:
         yield from (told.problem(axis, "must be at least 1", None) for axis in below)
         return
-    products = [("tp", "pp", "cp")] if etp is None and given["ep"] == 1 else [("tp", "pp", "cp"), ("etp", "ep", "pp")]
-    wrong = [axes for axes in products if world_size % told.product(axes)]
+    misfits = _misfits(world_size, sizes, order)
+    wrong = [axes for axes in misfits if axes != _UNEVEN]
     for axes in wrong:
-        yield told.indivisible(axes, [axis for axis in axes if given.get(axis, 1) > 1])
-    if not wrong and order == "tp-cp-ep-pp-dp" and given["pp"] > 1 and told.product(_EXPERT) != told.product(_DENSE):
+        others = {*wrong} - {axes}
+        choices = {
+            axis: [
+                size
+                for size in _divisors(world_size)
+                if {*_misfits(world_size, {**sizes, axis: size}, order)} <= others
+            ]
+            for axis in axes
+            if given.get(axis, 1) > 1
+        }
+        yield told.indivisible(axes, choices)
+    if misfits == [_UNEVEN]:
         what = f"with pipeline stages and the order {order}, {told.factors(_EXPERT)} must equal {told.factors(_DENSE)}"
         yield told.problem("order", what, "choose the order tp-cp-ep-dp-pp, or sizes with equal products", order)
+
+
+def _with_etp(sizes: Mapping[str, int | None]) -> dict[str, int]:
+    """The sizes, etp as large as tp if it is not given."""
+    etp = sizes["tp"] if sizes["etp"] is None else sizes["etp"]
+    return {axis: size for axis, size in {**sizes, "etp": etp}.items() if size is not None}
+
+
+def _misfits(world_size: int, sizes: Mapping[str, int | None], order: str) -> list[tuple[str, ...]]:
+    """List the axes whose product does not divide the world, and those that the order does not take."""
+    full = _with_etp(sizes)
+    alike = sizes["etp"] is None and sizes["ep"] == 1
+    wrong = [axes for axes in _PRODUCTS[: 1 if alike else None] if world_size % prod(full[axis] for axis in axes)]
+    dense, expert = (prod(full[axis] for axis in axes) for axes in (_DENSE, _EXPERT))
+    uneven = order == "tp-cp-ep-pp-dp" and full["pp"] > 1 and expert != dense
+    return [*wrong, _UNEVEN] if uneven else wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +97,18 @@ class _Telling:
         factors = " x ".join(str(self.sizes[axis]) for axis in axes)
         return f"{' x '.join(map(self.name, axes))} = {factors} = {self.product(axes)}"
 
-    def indivisible(self, axes: Sequence[str], adjustable: Sequence[str]) -> Problem:
-        """Blame the first size that could be mended alone, else the first."""
+    def indivisible(self, axes: Sequence[str], choices: Mapping[str, Sequence[int]]) -> Problem:
+        """Blame the first size that could be mended alone, with the nearest ones that fit, else the first."""
         world_size, total = self.sizes["world_size"], self.product(axes)
         what = f"{self.factors(axes)} does not divide the world size {world_size}"
-        for axis in adjustable:
-            rest = total // self.sizes[axis]
-            if world_size % rest == 0:
-                choices = ", ".join(map(str, _nearest_divisors(world_size // rest, self.sizes[axis])))
-                return self.problem(axis, what, f"choose {self.name(axis)} from {choices}")
+        for axis, fitting in choices.items():
+            if fitting:
+                nearest = sorted(fitting, key=lambda size: abs(size - self.sizes[axis]))[:_MOST_CHOICES]
+                return self.problem(axis, what, f"choose {self.name(axis)} from {', '.join(map(str, sorted(nearest)))}")
         fix = f"choose sizes whose product divides {world_size}, or a world size that is a multiple of {total}"
-        return self.problem(adjustable[0], what, fix)
+        return self.problem(next(iter(choices)), what, fix)
 
 
-def _nearest_divisors(number: int, wanted: int, count: int = 6) -> list[int]:
+def _divisors(number: int) -> list[int]:
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
-    divisors = {*small, *(number // divisor for divisor in small)}
-    return sorted(sorted(divisors, key=lambda divisor: abs(divisor - wanted))[:count])
+    return sorted({*small, *(number // divisor for divisor in small)})

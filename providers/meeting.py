@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _SETTLE_S = 2.0
 """For others to come, once a rank has come that makes the meeting fail whoever comes."""
 _GRACE_S = 5.0
-"""For rank 0 to tell why the meeting failed, and for the others to read it."""
 _DIFFERENT = "Ranks of one job must be started alike, and these differ:"
 _SIZE = "launch.world_size"
 
@@ -65,7 +64,7 @@ class Meeting:
         error = self._judge(minutes, own, in_time)
         minutes.set("verdict", _dumped(error))
         if error:
-            self._wait(lambda: minutes.count("heard") >= minutes.count("arrivals") + minutes.count("misfits"), _GRACE_S)
+            self._wait(lambda: minutes.count("heard") >= _num_heard_of(minutes), self._grace_s)
             raise error
         return minutes.number
 
@@ -83,11 +82,15 @@ class Meeting:
         return self._wait(done, self.timeout_s)
 
     def _judge(self, minutes: Minutes, own: Agreement, in_time: bool) -> ProblemsError | None:
-        objections = [*minutes.objections()]
-        if in_time and not objections:
+        if in_time and not minutes.count("objections"):
             return None
         num_ranks = self.launch.world_size
         absent_ranks = [*minutes.absent(num_ranks)]
+        if not in_time and not absent_ranks:  # the last of them came at the last moment
+            in_time = self._wait(lambda: _num_heard_of(minutes) >= num_ranks - 1, _SETTLE_S)
+        objections = [*minutes.objections()]
+        if in_time and not objections:
+            return None
         missing = f"{told(absent_ranks)} of {num_ranks} did not arrive"
         if not objections:
             return absent(missing, self.timeout_s)
@@ -107,7 +110,7 @@ class Meeting:
             if minutes.has("verdict"):
                 continue  # it was, before this process came
             misfit = self._arrive(minutes, own)
-            patience_s = self.timeout_s + min(self.timeout_s, _GRACE_S)
+            patience_s = self.timeout_s + min(self.timeout_s, self._grace_s)
             if not self._wait(lambda: minutes.has("verdict") or self._opening() != number, patience_s):  # noqa: B023
                 raise absent("rank 0 did not arrive, or left before it told who else did", patience_s)
             if minutes.has("verdict"):
@@ -151,8 +154,17 @@ class Meeting:
         if _SIZE in own.deviation(fields):
             yield from own.problems({0: {_SIZE: (json.loads(fields)[_SIZE], None)}}, [self.launch.rank])
 
+    @property
+    def _grace_s(self) -> float:
+        """For rank 0 to tell why the meeting failed, and for the others, who ask ever less often, to read it."""
+        return _GRACE_S + self.launch.world_size / 10_000
+
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
         return poll(done, timeout_s, self.launch.world_size)
+
+
+def _num_heard_of(minutes: Minutes) -> int:
+    return minutes.count("arrivals") + minutes.count("misfits")
 
 
 def _twice(rank: int, who: str) -> Problem:

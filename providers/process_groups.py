@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from runtime_di.errors import Problem, ServiceError
@@ -109,7 +110,6 @@ class ProcessGroups:
 
     def ranks(self, kind: Kind) -> tuple[int, ...]:
         """Ranks of this rank's group, ascending; ``()`` if it is in none."""
-        _check(kind)
         return self.grid.group_of(self.rank, kind)
 
     def size(self, kind: Kind) -> int:
@@ -171,6 +171,7 @@ def open_process_groups(
     *,
     store: Store | None = None,
     embedding: EmbeddingRule | None = None,
+    grids: Mapping[str, RankGrid] = MappingProxyType({}),
     agreement: Agreement = Agreement(),  # noqa: B008 - frozen
 ) -> Generator[ProcessGroups, BaseException | None, None]:
     """Join the world and make this rank's groups, at most one call a kind whatever the size of the world.
@@ -181,7 +182,9 @@ def open_process_groups(
         launch: which rank of how many this is.
         device: that this rank computes on.
         store: where ranks meet, instead of the store at the launcher's address.
-        embedding: which ranks of a pipeline group hold embeddings, instead of its first and last.
+        embedding: which ranks of a pipeline group hold embeddings, instead of its first and last; the same stages in
+            every pipeline of a grid.
+        grids: that divide the world; the embedding rule is compared on them too.
         agreement: what ranks must have alike, compared before the world is made.
 
     Raises:
@@ -190,8 +193,9 @@ def open_process_groups(
         SettingsError: the parallel sizes do not fit the world.
     """
     grid = parallel.grid(launch.world_size, embedding)
-    embedding_ranks = grid.embedding_ranks(grid.group_of(0, "pp"))
-    agreed = agreement.having({"embedding ranks of the first pipeline group": embedding_ranks})
+    laid_out = {"world": grid, **{name: replace(own, embedding=embedding) for name, own in grids.items()}}
+    stages = {name: own.embedding_stages(launch.rank) for name, own in laid_out.items()}
+    agreed = agreement.having({"embedding stages": stages})
     return (yield from yielded(_opened(grid, distributed, launch, device, store=store, agreement=agreed)))
 
 
@@ -216,11 +220,6 @@ def _opened(
         if store is None and world.owned and world.store:
             world.store.set_timeout(distributed.timeout)  # NCCL connects over it at the first collective
         yield opened
-
-
-def _check(kind: str) -> None:
-    if kind not in KINDS:
-        raise _error(f"there is no kind of group named {kind!r}", fix=f"choose from {', '.join(KINDS)}")
 
 
 def _error(what: str, fix: str) -> ServiceError:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from runtime_di.errors import Problem, SettingsError
+from runtime_di.errors import Problem, ServiceError, SettingsError
 from runtime_di.providers.grid_sizes import Order, size_problems
 
 Kind: TypeAlias = Literal[
@@ -17,14 +17,10 @@ Kind: TypeAlias = Literal[
 ]  # fmt: skip
 EmbeddingRule: TypeAlias = Callable[[tuple[int, ...]], Iterable[int]]
 
-KINDS: tuple[Kind, ...] = (
-    "tp", "cp", "dp", "pp", "tp_cp", "dp_cp", "tp_dp", "tp_dp_cp", "tp_pp",
-    "etp", "ep", "edp", "etp_ep", "etp_ep_pp", "embedding", "position_embedding",
-)  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
 """Every kind of group, in the order in which groups are created."""
 
 _AXES: Mapping[str, tuple[str, ...]] = {kind: tuple(kind.split("_")) for kind in KINDS if "embedding" not in kind}
-_DENSE = frozenset({"tp", "cp", "dp", "pp"})
 _LAYOUTS: Mapping[Order, tuple[tuple[Kind, ...], tuple[Kind, ...]]] = {
     "tp-cp-ep-dp-pp": (("tp", "cp", "dp", "pp"), ("etp", "ep", "edp", "pp")),
     "tp-cp-ep-pp-dp": (("tp", "cp", "pp", "dp"), ("etp", "ep", "pp", "edp")),
@@ -44,8 +40,8 @@ class RankGrid:
         etp: expert-tensor size; ``tp`` unless given.
         order: axes, fastest first.
         offset: first rank of the grid, for a grid on a part of a world.
-        embedding: which ranks of a pipeline group hold embeddings; the first and the last unless given. It is not
-            asked where there is one stage, whose rank holds them all.
+        embedding: which ranks of a pipeline group hold embeddings, the same stages in each; the first and the last
+            unless given. It is not asked where there is one stage, whose rank holds them all.
 
     Raises:
         SettingsError: sizes that do not fit the world, all of them told.
@@ -107,11 +103,20 @@ class RankGrid:
         return {axis: (rank - self.offset) // self._strides[axis] % size for axis, size in self.sizes.items()}
 
     def rank_at(self, **place: int) -> int:
-        """Rank at these coordinates of the dense grid, such as ``dp=1, pp=0``; 0 on the axes that are not named."""
+        """Rank at these coordinates of the dense grid, such as ``dp=1, pp=0``; 0 on the axes that are not named.
+
+        Raises:
+            SettingsError: the grid has no such place.
+        """
+        sizes: dict[str, int] = {axis: self.sizes[axis] for axis in self.axes}
+        if beyond := [axis for axis, index in place.items() if not 0 <= index < sizes.get(axis, 0)]:
+            told = [Problem(axis, f"is no place on the dense grid, {sizes}", str(place[axis])) for axis in beyond]
+            raise SettingsError("There is no such rank:", told)
         return self.offset + sum(self._strides[axis] * index for axis, index in place.items())
 
     def group_of(self, rank: int, kind: Kind) -> tuple[int, ...]:
         """Ranks that form a group with ``rank``, ascending; ``()`` if it is in no group of this kind."""
+        _check(kind)
         if rank not in self:
             return ()
         if kind not in _AXES:
@@ -122,6 +127,7 @@ class RankGrid:
 
     def groups(self, kind: Kind) -> list[tuple[int, ...]]:
         """List every group of a kind, in the order of their first ranks."""
+        _check(kind)
         if kind not in _AXES:
             return [tuple(self._embedding(stages, kind)) for stages in self.groups("pp")]
         steps = _steps(self._digits(_AXES[kind]))
@@ -135,13 +141,24 @@ class RankGrid:
         Raises:
             SettingsError: a caller's rule gives none, or one of another group.
         """
-        if self.pp == 1:
-            return [*stages]
-        held = sorted({stages[0], stages[-1]} if self.embedding is None else {*self.embedding(stages)})
+        if self.pp == 1 or self.embedding is None:
+            return sorted({stages[0], stages[-1]})
+        try:
+            held = sorted({*self.embedding(stages)})
+        except Exception as error:
+            raise _unfit_rule(f"failed for the pipeline group {[*stages]}: {error!r}") from error
         if not held or not {*held} <= {*stages}:
-            what = f"the rule gave {held}, which is no part of the pipeline group {list(stages)}"
-            raise SettingsError("Embedding groups cannot be formed:", [Problem("embedding", what)])
+            raise _unfit_rule(f"gave {held}, which is no part of the pipeline group {[*stages]}")
         return held
+
+    def embedding_stages(self, rank: int) -> list[int]:
+        """Stages that hold embeddings in the pipeline of ``rank``; of a rank that is not on the grid, in the first.
+
+        Raises:
+            SettingsError: see `embedding_ranks`.
+        """
+        stages = self.group_of(rank, "pp") or self.group_of(self.offset, "pp")
+        return [stages.index(held) for held in self.embedding_ranks(stages)]
 
     def partition(self, kind: Kind) -> Hashable:
         """Identify the division of the grid into groups: kinds with equal partitions have equal groups on every rank.
@@ -165,6 +182,19 @@ class RankGrid:
 
     def _embedding(self, stages: tuple[int, ...], kind: Kind) -> list[int]:
         return [stages[0]] if kind == "position_embedding" else self.embedding_ranks(stages)
+
+
+def _check(kind: str) -> None:
+    if kind not in KINDS:
+        fix = f"choose from {', '.join(KINDS)}"
+        raise ServiceError(
+            "There is no such group:", [Problem("process_groups", f"there is no kind of group named {kind!r}", fix=fix)]
+        )
+
+
+def _unfit_rule(what: str) -> SettingsError:
+    fix = "give a callable from the ranks of a pipeline group to those that hold embeddings"
+    return SettingsError("Embedding groups cannot be formed:", [Problem("embedding", f"the rule {what}", fix=fix)])
 
 
 def _steps(digits: _Digits) -> list[int]:

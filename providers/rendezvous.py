@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 
-_log = logging.getLogger("runtime_di")
+_ANSWER_S = 1.0
+"""For a host to answer, before it is asked again."""
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def rendezvous(
     from torch.distributed import HashStore  # type: ignore[attr-defined]
     from torch.distributed.distributed_c10d import PrefixStore
 
-    if store is None and launch.world_size == 1:
+    if store is None and launch.world_size == 1 and not launch.agent_store:
         yield HashStore()
         return
     root, number = _meet(launch, timeout_s, store, agreement)
@@ -75,12 +76,15 @@ def _meet(launch: LaunchSettings, timeout_s: float, store: Store | None, agreeme
 def _connect(launch: LaunchSettings, timeout_s: float) -> Store:
     from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
+    deadline, hosts = time.monotonic() + timeout_s, launch.rank == 0 and not launch.agent_store
+    if not hosts and not poll(lambda: _answers(launch), timeout_s, launch.world_size):
+        raise _unreachable(launch)
     try:
         return TCPStore(
             launch.master_addr,
             launch.master_port,
-            is_master=launch.rank == 0 and not launch.agent_store,
-            timeout=timedelta(seconds=timeout_s),
+            is_master=hosts,
+            timeout=timedelta(seconds=max(deadline - time.monotonic(), 0.001)),
             wait_for_workers=False,
             multi_tenant=True,
         )
@@ -102,8 +106,20 @@ def _leave(store: Store, launch: LaunchSettings, timeout_s: float, failure: Base
         raise absent(f"{others - store.add('left', 0)} of {others} other ranks did not close", timeout_s)
 
 
+def _answers(launch: LaunchSettings) -> bool:
+    """Whether something listens at the launcher's address; asked first, since torch's waiting holds back signals."""
+    try:
+        socket.create_connection((launch.master_addr, launch.master_port), _ANSWER_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def _unreachable(launch: LaunchSettings) -> ServiceError:
     owner = "the launcher's agent" if launch.agent_store else "rank 0"
     what = f"no store at {launch.master_addr}:{launch.master_port}, which {owner} is to host"
-    fix = "see that its host is up, MASTER_ADDR and MASTER_PORT are alike on all ranks, and no other process has it"
+    fix = (
+        "see that its host is up, that MASTER_ADDR, MASTER_PORT and WORLD_SIZE are alike on all ranks,"
+        " and that no other process, such as a second rank 0, has the port"
+    )
     return ServiceError("Ranks did not meet:", [Problem("process_groups", what, fix=fix)])

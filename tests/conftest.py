@@ -10,6 +10,8 @@ import pytest
 from runtime_di.launch import LAUNCH_VARIABLES
 from runtime_di.sources import ENV_PREFIX
 
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")  # torch's stores ask for the name of who connects
+
 hypothesis.settings.register_profile("suite", deadline=None)  # a busy machine is no fault
 hypothesis.settings.load_profile("suite")
 

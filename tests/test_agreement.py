@@ -23,7 +23,7 @@ from runtime_di.containers import TrainingContainer, TrainingRuntime, TrainingSe
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers.agreement import Agreement, Deviation, ranges
 from runtime_di.providers.meeting import Meeting
-from runtime_di.testing import FakeCheckpointer
+from runtime_di.testing import FakeCheckpointer, FakeTokenizer
 from runtime_di.testing.ranks import run_ranks
 
 
@@ -64,7 +64,12 @@ class Start:
     given: Mapping[int, str] = field(default_factory=dict)
 
 
-FAKES: Mapping[str, Any] = {"checkpointer": FakeCheckpointer(), "embedding": first_stage}
+FAKES: Mapping[str, Mapping[str, Any]] = {
+    "checkpointer": {"checkpointer": FakeCheckpointer()},
+    "tokenizer": {"tokenizer": FakeTokenizer()},
+    "first stage": {"embedding": first_stage},
+    "a rank's own stages": {"embedding": lambda stages: stages[: 1 if os.environ["RANK"] == "3" else 2]},
+}
 
 
 def start_in_turn(folder: str, starts: Sequence[Start], agent_port: int | None = None) -> list[tuple[str, float]]:
@@ -92,8 +97,7 @@ def start_once(start: Start, rank: int) -> str:
     runtime = ProbedRuntime if rank in start.probed else TrainingRuntime
     try:
         settings = TrainingSettings.load(["--log.level", "ERROR", *STARTUP, *start.argv])
-        given = {name: FAKES[name] for name in [start.given.get(rank)] if name}
-        with runtime.open(settings, overrides=given) as opened:
+        with runtime.open(settings, overrides=FAKES.get(start.given.get(rank, ""))) as opened:
             opened.start()
             dist.barrier()
             return "started"
@@ -101,7 +105,7 @@ def start_once(start: Start, rank: int) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-STARTUP = ("--distributed.startup_timeout_s", "1.5")
+STARTUP = ("--distributed.startup_timeout_s", "2.5")
 TENSOR = "RUNTIME_DI_PARALLEL__TENSOR"
 LATE_FIX = "    fix: see why those ranks are late or gone, or raise distributed.startup_timeout_s"
 SERVICES = ["device", "process_groups", "mesh", "shard_mesh", "expert_mesh", "checkpointer", "rng"]
@@ -114,7 +118,7 @@ def differ(*lines: str) -> str:
 
 
 def absent(who: str) -> str:
-    return f"  process_groups: {who} did not arrive within 1.5 s\n{LATE_FIX}"
+    return f"  process_groups: {who} did not arrive within 2.5 s\n{LATE_FIX}"
 
 
 def plan(*names: str) -> str:
@@ -147,11 +151,19 @@ STARTS: Mapping[str, tuple[Start, str]] = {
         differ('  overridden services: [] on ranks 0-2; ["checkpointer"] on rank 3'),
     ),
     "an embedding rule": (
-        Start(["--parallel.pipeline", "4"], given={1: "embedding"}),
+        Start(["--parallel.pipeline", "4"], given={1: "first stage"}),
         differ(
-            "  embedding ranks of the first pipeline group: [0, 3] on ranks 0,2-3; [0] on rank 1",
+            '  embedding stages: {"world": [0, 3]} on ranks 0,2-3; {"world": [0]} on rank 1',
             '  overridden services: [] on ranks 0,2-3; ["embedding"] on rank 1',
         ),
+    ),
+    "an embedding rule for one pipeline": (
+        Start(["--parallel.pipeline", "2"], given=dict.fromkeys(range(4), "a rank's own stages")),
+        differ('  embedding stages: {"world": [0, 1]} on ranks 0-2; {"world": [0]} on rank 3'),
+    ),
+    "an override of what another service is built from": (
+        Start(given={3: "tokenizer"}),
+        differ('  overridden services: [] on ranks 0-2; ["tokenizer"] on rank 3'),
     ),
     "a version": (
         Start(torch={0: "2.6.0", 3: "2.6.0", 1: "2.7.0", 2: "2.6.0"}),

@@ -15,7 +15,7 @@ from runtime_di import SettingsError
 from runtime_di.containers import MimoGridsSettings, MimoRuntime, MimoSettings, TrainingRuntime, TrainingSettings
 from runtime_di.errors import ServiceError
 from runtime_di.launch import LaunchSettings
-from runtime_di.providers import c10d
+from runtime_di.providers import c10d, process_groups
 from runtime_di.providers.grid_links import Link
 from runtime_di.providers.grid_settings import GridSettings, GridsSettings
 from runtime_di.providers.grids import Grids
@@ -229,8 +229,8 @@ def test_a_callers_rule_is_not_asked_about_one_stage() -> None:
         assert runtime.grids["vision"].ranks("embedding") == runtime.process_groups.ranks("embedding") == (0,)
 
 
-def test_a_callers_rule_places_embeddings_on_each_grid() -> None:
-    """An embedding rule given at opening holds on every grid."""
+def test_a_callers_rule_places_embeddings_on_each_grid(mocker: MockerFixture) -> None:
+    """An embedding rule given at opening holds on every grid, and ranks must agree on it there too."""
     settings = MimoSettings(
         grids={"language": {"parallel": {"pipeline": 4}}},
         launch={"world_size": 4},
@@ -239,9 +239,12 @@ def test_a_callers_rule_places_embeddings_on_each_grid() -> None:
         batch={"global_size": 4},
     )
 
+    joined = mocker.spy(process_groups, "join_world")
     with MimoRuntime.open(settings, overrides={"embedding": lambda stages: stages[:2]}) as runtime:
         runtime.start()
 
+        agreed = joined.call_args.kwargs["agreement"].values["embedding stages"]
+        assert agreed == {"world": [0], "vision": [0], "language": [0, 1]}
         assert runtime.grids["language"].ranks("embedding") == (0, 1)
         assert runtime.grids["vision"].ranks("embedding") == (0,)
 

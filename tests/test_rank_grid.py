@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
+import re
+import tracemalloc
+from dataclasses import replace
+from itertools import combinations
 from math import lcm, prod
 from pathlib import Path
 from random import Random
@@ -13,8 +16,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from runtime_di.errors import SettingsError
-from runtime_di.providers.grid_sizes import Order
+from runtime_di.errors import ServiceError, SettingsError
+from runtime_di.providers.grid_sizes import Order, size_problems
 from runtime_di.providers.rank_grid import KINDS, Kind, RankGrid
 
 EXPECTED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("data").joinpath("rank_groups.json").read_text())
@@ -130,7 +133,7 @@ def random_grid(random: Random) -> RankGrid:
 
 
 def test_thousands_of_grids() -> None:
-    """On each of many grids groups partition it, a rank's group holds the rank, and tp meets dp_cp in it alone."""
+    """On each of many grids groups partition it, a rank's group holds the rank, and groups across meet in it alone."""
     random = Random(0)
 
     for _ in range(2500):
@@ -140,7 +143,9 @@ def test_thousands_of_grids() -> None:
         for kind in KINDS[:-2]:
             assert sorted(held for group in grid.groups(kind) for held in group) == [*ranks], (grid, kind)
             assert rank in grid.group_of(rank, kind), (grid, kind, rank)
-        assert {*grid.group_of(rank, "tp")} & {*grid.group_of(rank, "dp_cp")} == {rank}, (grid, rank)
+        for axes in (("tp", "cp", "dp", "pp"), ("etp", "ep", "edp", "pp"), ("tp", "dp_cp", "pp"), ("tp_cp", "dp")):
+            for one, other in combinations(axes, 2):
+                assert {*grid.group_of(rank, one)} & {*grid.group_of(rank, other)} == {rank}, (grid, one, other, rank)
 
 
 def test_one_stage_holds_both_embeddings() -> None:
@@ -169,22 +174,59 @@ def test_a_rule_chooses_embedding_ranks() -> None:
 
 
 def test_a_rule_must_choose_from_the_pipeline() -> None:
-    """A rule that gives a rank of another pipeline, or none, is told with what it gave."""
+    """A rule that gives a rank of another pipeline, or nothing, is told with what it gave or how it failed."""
     grid = RankGrid(world_size=4, pp=2, embedding=lambda _: (1,))
 
     with pytest.raises(SettingsError, match=r"the rule gave \[1\], which is no part of the pipeline group \[0, 2\]"):
         grid.group_of(0, "embedding")
+    with pytest.raises(SettingsError, match=r"the rule failed for the pipeline group \[0, 2\]: TypeError"):
+        replace(grid, embedding=lambda _: None).group_of(0, "embedding")  # type: ignore[arg-type, return-value]
 
 
-def test_a_million_ranks_take_milliseconds() -> None:
-    """One rank of a world of a million knows all its groups without the others being listed."""
-    start = time.perf_counter()
+def test_a_million_ranks_are_not_listed() -> None:
+    """One rank of a world of a million knows all its groups in the memory that these take."""
     grid = RankGrid(world_size=2**20, tp=8, pp=16, cp=4, ep=8, etp=1)
+    tracemalloc.start()
 
     sizes = {kind: len(grid.group_of(777_777, kind)) for kind in KINDS if kind != "tp_dp_cp"}
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
 
     assert sizes["dp_cp"] == 2**20 // 128
-    assert time.perf_counter() - start < 0.25
+    assert most_bytes < 2**22  # a list of a million ranks takes twice that
+
+
+def test_sizes_that_are_offered_fit() -> None:
+    """Where one size alone is to blame, each that is offered instead makes the grid."""
+    random, num_offered = Random(0), 0
+
+    for _ in range(3000):
+        sizes: dict[str, Any] = {axis: random.randint(1, 6) for axis in ("tp", "pp", "cp", "ep")}
+        sizes["etp"] = random.choice((None, 1, 2, 3))
+        order, world_size = random.choice(get_args(Order)), random.choice((6, 8, 12, 24, 48, 96))
+        problems = [*size_problems(world_size, sizes, order)]
+        found = re.fullmatch(r"choose (\w+) from ([\d, ]+)", (len(problems) == 1 and problems[0].fix) or "")
+        for size in map(int, found[2].split(", ")) if found else ():
+            num_offered += 1
+            RankGrid(world_size=world_size, order=order, **{**sizes, found[1]: size})  # type: ignore[index]
+
+    assert num_offered > 1000
+
+
+def test_what_the_grid_has_not_is_refused() -> None:
+    """A misspelt kind, a place beyond an axis, and an axis of the other grid are told with what there is."""
+    grid = RankGrid(world_size=8, tp=2, pp=2)
+
+    for ask in (lambda: grid.groups("ddp"), lambda: grid.group_of(0, "ddp")):  # type: ignore[arg-type]
+        with pytest.raises(ServiceError, match=r"no kind of group named 'ddp'\n    fix: choose from tp, cp"):
+            ask()
+    with pytest.raises(SettingsError) as refused:
+        grid.rank_at(dp=2, ep=0)
+    assert str(refused.value) == (
+        "There is no such rank:\n"
+        "  dp = 2: is no place on the dense grid, {'pp': 2, 'dp': 2, 'cp': 1, 'tp': 2}\n"
+        "  ep = 0: is no place on the dense grid, {'pp': 2, 'dp': 2, 'cp': 1, 'tp': 2}"
+    )
 
 
 @pytest.mark.parametrize(

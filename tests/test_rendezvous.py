@@ -161,6 +161,14 @@ def stay_until_all_have_left() -> float:
     return time.monotonic() - start
 
 
+def test_a_world_of_one_meets_on_the_launchers_store() -> None:
+    """A rank 0 that takes itself for the only one is seen there by others, who know better."""
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    with rendezvous(LaunchSettings(agent_store=True, master_port=agent.port), 5):
+        assert agent.check(["runtime_di/opening"])
+
+
 def test_the_host_of_the_store_leaves_last() -> None:
     """After a success rank 0 keeps the store until the others need it no more."""
     assert run_ranks(stay_until_all_have_left, 2)[0] > 0.2
@@ -231,6 +239,6 @@ def test_a_port_that_is_taken_is_told() -> None:
     assert str(refused.value) == (
         "Ranks did not meet:\n"
         f"  process_groups: no store at 127.0.0.1:{port}, which rank 0 is to host\n"
-        "    fix: see that its host is up, MASTER_ADDR and MASTER_PORT are alike on all ranks, "
-        "and no other process has it"
+        "    fix: see that its host is up, that MASTER_ADDR, MASTER_PORT and WORLD_SIZE are alike on all ranks, "
+        "and that no other process, such as a second rank 0, has the port"
     )

@@ -6,11 +6,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
 NUM_RANKS = 4
-STARTUP_S = 1.0
+STARTUP_S = 2.5
 
 
 def die(*_args: Any, **_kwargs: Any) -> NoReturn:
@@ -85,17 +86,19 @@ def start_and_die(folder: str, victim: int, phase: str) -> None:
 
 
 NO_STORE = r"no store at 127\.0\.0\.1:\d+, which rank 0 is to host"
-LOST = "could not be made: |rank [0-3] failed: ServiceError|the host of the store on which ranks meet has ended"
-NOT_MADE = r"process_groups: the (world of ranks 0-3|\w+ group of ranks \S+) could not be made: "
+LOST = (
+    r"process_groups: the (world of ranks 0-3|\w+ group of ranks \S+) could not be made: "
+    "|rank [0-3] failed: ServiceError|the host of the store on which ranks meet has ended"
+)
 
 
 @pytest.mark.parametrize(
     ("victim", "phase", "told"),
     [
-        (2, "before it arrives", "rank 2 of 4 did not arrive within 1 s"),
-        (2, "after it arrived", NOT_MADE),
+        (2, "before it arrives", "rank 2 of 4 did not arrive within 2.5 s"),
+        (2, "after it arrived", LOST),
         (0, "before it tells who came", NO_STORE),
-        (0, "before the world is made", f"{NO_STORE}|{NOT_MADE}"),
+        (0, "before the world is made", f"{NO_STORE}|{LOST}"),
         (1, "before groups are made", LOST),
         (0, "before groups are made", LOST),
         (2, "while groups are made", LOST),
@@ -178,6 +181,38 @@ def test_torchrun_restarts_killed_workers(tmp_path: Path) -> None:
     assert torchrun.returncode == 0, errors
     assert written.splitlines() == ["restart 1: 2 ranks"] * 2
     assert [left for left in psutil.pids() if session_of(left) == torchrun.pid] == []
+
+
+DEAF = """
+import os, socket
+from runtime_di.containers import TrainingRuntime
+
+connect = socket.create_connection
+
+def ask(*args):
+    os.write(1, b"asked\\n")
+    return connect(*args)
+
+socket.create_connection = ask
+TrainingRuntime.main(lambda runtime: runtime.start(), ["--log.level", "ERROR"])
+"""
+
+
+def test_a_rank_without_a_host_can_be_stopped(tmp_path: Path) -> None:
+    """B65: a signal ends a rank at once that waits for the host of the store, as a launcher expects."""
+    (tmp_path / "train.py").write_text(DEAF)
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+    launch = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    command = [sys.executable, "train.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path, env={**os.environ, **launch}) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == b"asked\n"
+        rank.terminate()
+        status = rank.wait(30)
+
+    assert status == 128 + signal.SIGTERM
 
 
 def session_of(pid: int) -> int | None:
