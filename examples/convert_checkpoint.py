@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
 
-from runtime_di import Mark, Problem
+from runtime_di import Problem
 from runtime_di.containers import ConverterRuntime, ConverterSettings
 from runtime_di.providers.checkpoint_loader import LoadSettings
 
@@ -25,9 +24,7 @@ from runtime_di.providers.checkpoint_loader import LoadSettings
 class ConvertSettings(ConverterSettings):
     """Settings of this script; tokenizer and padding are the checkpoint's own unless set."""
 
-    checkpoint: Annotated[LoadSettings, Mark.NOT_PORTABLE] = LoadSettings(
-        load=Path("runs/gpt/checkpoints"), load_settings=True
-    )
+    checkpoint: LoadSettings = LoadSettings(load=Path("runs/gpt/checkpoints"), load_settings=True)
 
     def rules(self) -> Iterable[Problem]:
         yield from super().rules()

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from deferred_signals import signals_deferred
 from gpt_settings import GPTSettings
 from http_endpoint import Endpoint, HttpSettings, open_endpoint
-from runtime_di import Mark, Phase, Problem, service
+from runtime_di import Phase, Problem, service
 from runtime_di.containers import InferenceContainer, InferenceRuntime, InferenceSettings
 from runtime_di.providers.checkpoint_loader import CheckpointLoader, LoadSettings
 from runtime_di.providers.kv_cache import KVCache
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 class ServeSettings(InferenceSettings):
     """Settings of this script; tokenizer and model are the checkpoint's own unless set."""
 
-    checkpoint: Annotated[LoadSettings, Mark.NOT_PORTABLE] = LoadSettings(
-        load=Path("runs/gpt/checkpoints"), load_settings=True
-    )
+    checkpoint: LoadSettings = LoadSettings(load=Path("runs/gpt/checkpoints"), load_settings=True)
     model: GPTSettings = GPTSettings()
     sampling: SamplingSettings = SamplingSettings()
     """How tokens are drawn; a request may say otherwise."""

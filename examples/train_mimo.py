@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from logging import DEBUG, INFO
 from pathlib import Path
-from typing import Annotated
 
 from captions import CAPTION_LENGTH, CaptionFileSettings, Captions
 from gpt_settings import GPTSettings
 from mimo_settings import LearnSettings, VisionSettings
-from runtime_di import Mark, Phase, Problem, service
+from runtime_di import Phase, Problem, service
 from runtime_di.containers import MimoContainer, MimoRuntime, MimoSettings
 from runtime_di.providers.checkpointer import CheckpointSettings
 from runtime_di.providers.microbatches import BatchSettings
@@ -30,7 +29,7 @@ PICTURE_WIDTH = 16
 class CaptionSettings(MimoSettings):
     """Settings of this script."""
 
-    checkpoint: Annotated[CheckpointSettings, Mark.NOT_PORTABLE] = CheckpointSettings(load=Path("runs/gpt/checkpoints"))
+    checkpoint: CheckpointSettings = CheckpointSettings(load=Path("runs/gpt/checkpoints"))
     batch: BatchSettings = BatchSettings(global_size=32, micro_size=8)
     captions: CaptionFileSettings = CaptionFileSettings()
     vision: VisionSettings = VisionSettings()

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from logging import DEBUG, INFO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from corpus import Corpus, CorpusSettings
 from gpt_settings import GPTSettings
 from rl_settings import LearnSettings, Reward, RewardSettings
-from runtime_di import Mark, Phase, Problem, service
+from runtime_di import Phase, Problem, service
 from runtime_di.containers import RLContainer, RLRuntime, RLSettings
 from runtime_di.providers.checkpointer import CheckpointSettings
 from runtime_di.providers.microbatches import BatchSettings
@@ -28,7 +28,7 @@ from runtime_di.providers.tokenizer import FileTokenizerSettings, TokenizerSetti
 class PolicySettings(RLSettings):
     """Settings of this script."""
 
-    checkpoint: Annotated[CheckpointSettings, Mark.NOT_PORTABLE] = CheckpointSettings(load=Path("runs/gpt/checkpoints"))
+    checkpoint: CheckpointSettings = CheckpointSettings(load=Path("runs/gpt/checkpoints"))
     tokenizer: TokenizerSettings | None = FileTokenizerSettings(path=Path("runs/corpus"))
     batch: BatchSettings = BatchSettings(global_size=32, micro_size=8)
     corpus: CorpusSettings = CorpusSettings()

@@ -53,9 +53,9 @@ def _portable(owners: Sequence[type[BaseModel]], values: Mapping[str, Any]) -> d
     """What of a checkpoint's settings these classes know and may take from another run."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
-        known = [owner.model_fields[name] for owner in owners if name in owner.model_fields]
-        if not known or any(fields.marks(field) or fields.is_secret(field) for field in known):
+        known = {owner: owner.model_fields[name] for owner in owners if name in owner.model_fields}
+        if not known or any(fields.marks(owner, name) or fields.is_secret(field) for owner, field in known.items()):
             continue
-        nested = [model for field in known for model in fields.models(field.annotation)]
+        nested = [model for field in known.values() for model in fields.models(field.annotation)]
         kept[name] = _portable(nested, value) if nested and isinstance(value, Mapping) else value
     return kept

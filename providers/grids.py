@@ -101,7 +101,7 @@ def open_grids(
     process_groups: ProcessGroups,
     embedding: EmbeddingRule | None = None,
 ) -> Generator[Grids, BaseException | None, None]:
-    """Make this rank's groups on every grid and the groups that link grids, one call a kind and a link on each rank.
+    """Make this rank's groups on every grid and the groups that link grids: in a world of ours, as many on each rank.
 
     Args:
         settings: which grids the world has, and how they are linked.

@@ -101,8 +101,8 @@ class ProcessGroups:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Kinds whose groups were made, or given by a caller."""
-        return tuple(self._groups)
+        """Kinds of the groups that this rank is in and that were made, or given by a caller."""
+        return tuple(kind for kind in self._groups if self.is_member(kind))
 
     def is_member(self, kind: Kind) -> bool:
         """Whether this rank is in a group of this kind."""
@@ -174,7 +174,7 @@ def open_process_groups(
     grids: Mapping[str, RankGrid] = MappingProxyType({}),
     agreement: Agreement = Agreement(),  # noqa: B008 - frozen
 ) -> Generator[ProcessGroups, BaseException | None, None]:
-    """Join the world and make this rank's groups, at most one call a kind whatever the size of the world.
+    """Join the world and make this rank's groups: at most one call a kind, whatever the size of a world of ours.
 
     Args:
         distributed: how ranks talk to each other.

@@ -38,9 +38,10 @@ def is_secret(field: FieldInfo) -> bool:
     return any(member in (SecretStr, SecretBytes) for member in alternatives(field.annotation))
 
 
-def marks(field: FieldInfo) -> set[Mark]:
-    """What is particular about the field itself."""
-    return {mark for mark in field.metadata if isinstance(mark, Mark)}
+def marks(owner: type[BaseModel], name: str) -> set[Mark]:
+    """What is particular about a field itself, as its class says or one that this extends and the field is from."""
+    declared = [base.model_fields.get(name) for base in owner.__mro__ if issubclass(base, BaseModel)]
+    return {mark for field in declared if field for mark in field.metadata if isinstance(mark, Mark)}
 
 
 def tag(model: type[BaseModel]) -> str | None:
@@ -116,7 +117,7 @@ def leaves(model: BaseModel, prefix: str = "", inherited: frozenset[Mark] = froz
     """Every leaf below ``model`` as JSON-able values; a leaf has its sections' marks too, and a secret is masked."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
-        found = inherited | marks(field)
+        found = inherited | marks(type(model), name)
         if isinstance(value, BaseModel):
             yield from leaves(value, f"{prefix}{name}.", found)
         else:

@@ -224,36 +224,44 @@ def be_rank_0_or_2(port: int) -> str:
     return "met"
 
 
+def keys_of_a_meeting(num_ranks: int) -> list[set[str]]:
+    """Have ranks that agree meet; which entries of the store each has read or written."""
+    store, agreement = HashStore(), Agreement({"parallel.tensor": 2})
+    spies = [StoreSpy(store) for _ in range(num_ranks)]
+    meetings: list[Any] = [
+        Meeting(store=spy, launch=LaunchSettings(rank=rank, world_size=num_ranks), timeout_s=10, agreement=agreement)  # type: ignore[arg-type]
+        for rank, spy in enumerate(spies)
+    ]
+    threads = [threading.Thread(target=meeting.hold) for meeting in meetings]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [spy.keys for spy in spies]
+
+
 def test_agreement_is_constant_work() -> None:
-    """Ranks that agree read a digest and count themselves, whatever the world size; no rank reads what others have."""
-    store = HashStore()
-    agreement = Agreement({"parallel.tensor": 2})
-    settings = LaunchSettings(rank=1, world_size=2)
-    leader = threading.Thread(
-        target=Meeting(store=store, launch=LaunchSettings(world_size=2), timeout_s=10, agreement=agreement).hold
-    )
-    leader.start()
-    follower = HashStoreSpy(store)
+    """Ranks that agree touch as many entries whatever the world size, and none of another rank's."""
+    leader, *followers = keys_of_a_meeting(16)
 
-    Meeting(store=follower, launch=settings, timeout_s=10, agreement=agreement).hold()  # type: ignore[arg-type]
-    leader.join()
-
-    assert "1/fields" not in follower.read
-    assert {"opening", "1/digest", "1/verdict"} >= {*follower.read}
+    assert [leader, followers[0]] == keys_of_a_meeting(2)
+    for rank, keys in enumerate(followers, 1):
+        own = {f"1/arrived/{rank}", f"1/counted/{rank}"}
+        assert keys == {"opening", "1/verdict", "1/digest", "1/arrivals"} | own
 
 
-class HashStoreSpy:
-    """Notes which keys are read."""
+class StoreSpy:
+    """Notes which keys are asked for."""
 
     def __init__(self, store: Any) -> None:
-        self.store, self.read = store, list[str]()
-
-    def get(self, key: str) -> Any:
-        self.read.append(key)
-        return self.store.get(key)
+        self.store, self.keys = store, set[str]()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.store, name)
+        def noting(key: str | list[str], *args: Any) -> Any:
+            self.keys |= {key} if isinstance(key, str) else {*key}
+            return getattr(self.store, name)(key, *args)
+
+        return noting
 
 
 def test_differences_are_told_with_who_and_whence() -> None:

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from convert_checkpoint import ConvertSettings
 from runtime_di import CapabilityError, SettingsError, VocabularyError
 from runtime_di.containers import (
     ConverterRuntime,
@@ -23,7 +22,6 @@ from runtime_di.containers import (
     InferenceSettings,
     TrainingSettings,
 )
-from runtime_di.fields import marks
 from runtime_di.providers.checkpoint_index import read_index
 from runtime_di.providers.checkpoint_loader import CheckpointLoader, LoadSettings, open_checkpoint_loader
 from runtime_di.providers.checkpointer import CheckpointSettings, open_checkpointer
@@ -621,12 +619,6 @@ def test_nothing_to_convert_is_told() -> None:
 
         assert runtime.built == ("log",)
         assert "fix: set 'checkpoint.load'" in runtime.disabled["converter"]
-
-
-def test_example_keeps_what_is_particular_about_a_section() -> None:
-    """A section that the example gives another default has the marks that it had."""
-    for name, field in ConverterSettings.model_fields.items():
-        assert marks(ConvertSettings.model_fields[name]) == marks(field)
 
 
 SCRIPT = """

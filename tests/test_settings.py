@@ -331,6 +331,15 @@ def test_fingerprint_leaves_out_what_may_differ() -> None:
     assert JobSettings(output={"folder": "elsewhere"}).fingerprint() != base.fingerprint()
 
 
+def test_a_section_of_another_default_belongs_to_this_run_still() -> None:
+    """A mark of a field need not be said again where a subclass gives it another type or default."""
+
+    class OtherSettings(JobSettings):
+        output: OutputSettings = OutputSettings()
+
+    assert OtherSettings().portable == JobSettings().portable
+
+
 def test_portable_settings_leave_out_what_belongs_to_this_run() -> None:
     """A checkpoint carries neither launch, per-rank nor not-portable settings."""
     portable = JobSettings(seed=5).portable
