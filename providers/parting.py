@@ -39,7 +39,7 @@ def parting(store: Store | None, num_ranks: int, startup_timeout_s: float, timeo
     Args:
         store: of this opening; ``None`` where there are no other ranks.
         num_ranks: of the world.
-        startup_timeout_s: for the others to enter.
+        startup_timeout_s: of the steps that the others take before they enter.
         timeout_s: for the others to leave.
 
     Raises:
@@ -53,7 +53,8 @@ def parting(store: Store | None, num_ranks: int, startup_timeout_s: float, timeo
 
     if store is not None:
         with connecting("the host of the store on which ranks meet has ended"):
-            started = _all_are("ready", store, num_ranks, startup_timeout_s, "startup_timeout_s")
+            # twice, for another rank to give up a step that it has begun meanwhile, and to tell why
+            started = _all_are("ready", store, num_ranks, 2 * startup_timeout_s, "startup_timeout_s")
         if not started:
             problem = Problem("process_groups", store.get("failed").decode(), fix="see the log of that rank")
             raise ServiceError("Another rank did not start:", [problem])
