@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from runtime_di.providers.parting import parting, telling
 from runtime_di.providers.process_groups import ProcessGroups
 from runtime_di.providers.rank_grid import EmbeddingRule, RankGrid
 from runtime_di.providers.teardown import yielded
-from runtime_di.providers.world import DistributedSettings
+from runtime_di.providers.world import DistributedSettings, meet_in
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -115,12 +115,18 @@ def open_grids(
         SettingsError: the grids do not fit the world.
     """
     layout = settings.layout(launch.world_size, embedding)
-    return (yield from yielded(_opened(layout, settings, distributed, process_groups)))
+    world = process_groups.world and meet_in(process_groups.world, launch, distributed.startup_timeout_s)
+    groups = replace(process_groups, world=world)
+    return (yield from yielded(_opened(layout, settings, distributed, launch, groups)))
 
 
 @contextmanager
 def _opened(
-    layout: Mapping[str, RankGrid], settings: GridsSettings, distributed: DistributedSettings, groups: ProcessGroups
+    layout: Mapping[str, RankGrid],
+    settings: GridsSettings,
+    distributed: DistributedSettings,
+    launch: LaunchSettings,
+    groups: ProcessGroups,
 ) -> Iterator[Grids]:
     from torch.distributed.distributed_c10d import PrefixStore
 
@@ -128,7 +134,7 @@ def _opened(
     if world is None:
         yield Grids.pretend(settings, groups.world_size, rank)
         return
-    store = world.store and PrefixStore("grids", world.store)
+    store = world.store and PrefixStore(f"grids {next(world.parts)}", world.store)
     with ExitStack() as stack:
         stack.enter_context(telling(store, rank))
         grids, links = {}, {}
@@ -143,5 +149,6 @@ def _opened(
             if group:
                 c10d.set_timeout(group, distributed.timeout)
             links[name] = Link(name, *ends, rank, group)
-        stack.enter_context(parting(store, groups.world_size, distributed.startup_timeout_s, distributed.timeout_s))
+        patience_s = distributed.startup_timeout_s, distributed.timeout_s
+        stack.enter_context(parting(store, launch, *patience_s, within=world.store))
         yield Grids(grids, links)

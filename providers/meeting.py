@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _SETTLE_S = 2.0
-"""For others to come, once a rank has come that makes the meeting fail whoever comes."""
 _GRACE_S = 5.0
 _DIFFERENT = "Ranks of one job must be started alike, and these differ:"
 _SIZE = "launch.world_size"
@@ -50,12 +49,13 @@ class Meeting:
         return self._lead(own) if self.launch.rank == 0 else self._follow(own)
 
     def _lead(self, own: Agreement) -> int:
-        minutes = Minutes(self.store, self.store.add("taken", 1))
+        number = self.store.add("taken", 1)
+        minutes = Minutes(self.store, number)
         for key, text in {"fields": own.rendered, "digest": own.digest, "arrived/0": process()}.items():
             minutes.set(key, text)
-        self.store.set("opening", str(minutes.number))
+        self.store.set("opening", str(number))
         in_time = self._all_came(minutes)
-        if (latest := self._opening()) != minutes.number:
+        if (latest := self._opening()) != number:
             second = Minutes(self.store, latest)
             for each in (minutes, second):
                 each.object(0, {}, f"{process()} and {second.get('arrived/0')}")
@@ -66,7 +66,7 @@ class Meeting:
         if error:
             self._wait(lambda: minutes.count("heard") >= _num_heard_of(minutes), self._grace_s)
             raise error
-        return minutes.number
+        return number
 
     def _all_came(self, minutes: Minutes) -> bool:
         """Wait for the other ranks, or for what makes the meeting fail whoever comes; whether that was in time."""
@@ -75,7 +75,7 @@ class Meeting:
         def done() -> bool:
             nonlocal settled_at
             if minutes.count("misfits"):
-                settled_at = min(settled_at, time.monotonic() + min(_SETTLE_S, self.timeout_s / 2))
+                settled_at = min(settled_at, time.monotonic() + self._settle_s)
             superseded = self._opening() != minutes.number
             return superseded or time.monotonic() > settled_at or minutes.count("arrivals") >= others
 
@@ -87,11 +87,12 @@ class Meeting:
         num_ranks = self.launch.world_size
         absent_ranks = [*minutes.absent(num_ranks)]
         if not in_time and not absent_ranks:  # the last of them came at the last moment
-            in_time = self._wait(lambda: _num_heard_of(minutes) >= num_ranks - 1, _SETTLE_S)
+            in_time = self._wait(lambda: _num_heard_of(minutes) >= num_ranks - 1, self._settle_s)
         objections = [*minutes.objections()]
         if in_time and not objections:
             return None
-        missing = f"{told(absent_ranks)} of {num_ranks} did not arrive"
+        who = told(absent_ranks) if absent_ranks else f"{num_ranks - 1 - _num_heard_of(minutes)}"
+        missing = f"{who} of {num_ranks} did not arrive"
         if not objections:
             return absent(missing, self.timeout_s)
         problems = [_twice(rank, twice) for rank, _, twice in objections if twice]
@@ -120,16 +121,19 @@ class Meeting:
                     raise error
                 return number
 
-    def _not_led(self, last: int, own: Agreement) -> ProblemsError:
-        """Tell that rank 0 did not come, and what of its last meeting, over before this process came, shows why."""
-        over = " (its last meeting was over before this process came)" if last else ""
-        missing = absent(f"rank 0 did not arrive{over}", self.timeout_s)
+    def _not_led(self, last: int, own: Agreement) -> ServiceError:
+        """Tell that rank 0 did not come, and of its last meeting, over before this process came, what may show why."""
         if not last:
-            return missing
-        minutes, arrived = Minutes(self.store, last), f"arrived/{self.launch.rank}"
-        there = minutes.get(arrived) if minutes.has(arrived) else ""
-        misfits = [*self._misfits(own, there, minutes.get("fields"))]
-        return AgreementError(_DIFFERENT, [*misfits, *missing.problems]) if misfits else missing
+            return absent("rank 0 did not arrive", self.timeout_s)
+        minutes, rank = Minutes(self.store, last), self.launch.rank
+        had, arrived = "", f"arrived/{rank}"
+        if minutes.has(arrived) and (there := minutes.get(arrived)) != process():
+            had += f", with {there} as rank {rank},"
+        if (size := json.loads(minutes.get("fields"))[_SIZE]) != own.said(_SIZE)[0]:
+            had += f" of {size} ranks instead of {self.launch.world_size}"
+        return absent(
+            f"rank 0 did not arrive (its last meeting{had} was over before this process came)", self.timeout_s
+        )
 
     def _opening(self) -> int:
         return int(self.store.get("opening")) if self.store.check(["opening"]) else 0
@@ -139,7 +143,7 @@ class Meeting:
         rank, there = self.launch.rank, minutes.arrive(self.launch.rank)
         twice = "" if there == process() else f"{there} and {process()}"
         fields = own.rendered if minutes.get("digest") == own.digest else minutes.get("fields")
-        misfits = [*self._misfits(own, there, fields)]
+        misfits = [*self._misfits(own, twice, fields)]
         if twice or minutes.count(f"counted/{rank}", 1) == 1:
             deviation = own.deviation(fields)
             if deviation or twice:
@@ -147,12 +151,17 @@ class Meeting:
             minutes.count("misfits" if misfits else "arrivals", 1)
         return AgreementError(_DIFFERENT, misfits) if misfits else None
 
-    def _misfits(self, own: Agreement, there: str, fields: str) -> Iterator[Problem]:
-        """Tell why rank 0, which has ``fields``, cannot count this process: ``there`` is its rank, or worlds differ."""
-        if there not in ("", process()):
-            yield _twice(self.launch.rank, f"{there} and {process()}")
+    def _misfits(self, own: Agreement, twice: str, fields: str) -> Iterator[Problem]:
+        """Tell why rank 0, which has ``fields``, cannot count this process."""
+        if twice:
+            yield _twice(self.launch.rank, twice)
         if _SIZE in own.deviation(fields):
             yield from own.problems({0: {_SIZE: (json.loads(fields)[_SIZE], None)}}, [self.launch.rank])
+
+    @property
+    def _settle_s(self) -> float:
+        """For others to come, once a rank has come that makes the meeting fail whoever comes."""
+        return min(_SETTLE_S, self.timeout_s / 2)
 
     @property
     def _grace_s(self) -> float:

@@ -23,7 +23,7 @@ class Minutes:
     """What ranks write down in one meeting."""
 
     store: Store
-    number: int
+    number: int | str
 
     def set(self, key: str, text: str) -> None:
         """Write an entry."""

@@ -15,10 +15,10 @@ from runtime_di.providers import c10d
 from runtime_di.providers.agreement import Agreement
 from runtime_di.providers.group_creation import create_groups
 from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.parting import parting, telling
+from runtime_di.providers.parting import parting
 from runtime_di.providers.rank_grid import KINDS, EmbeddingRule, Kind, RankGrid
 from runtime_di.providers.teardown import yielded
-from runtime_di.providers.world import DistributedSettings, World, join_world
+from runtime_di.providers.world import DistributedSettings, World, callers_world, join_world
 
 if TYPE_CHECKING:
     import torch
@@ -72,11 +72,9 @@ class ProcessGroups:
         ]
         if problems:
             raise ServiceError("The given process groups do not fit their grid:", problems)
-        backends = c10d.backends()
-        device_type = "cuda" if backends.get("cuda") == "nccl" and torch.cuda.is_available() else "cpu"
-        world = World(
-            c10d.world_group(), backends.get(device_type, "none"), cpu_collectives="cpu" in backends, owned=False
-        )
+        on_cuda = c10d.backends().get("cuda") == "nccl" and torch.cuda.is_available()
+        device_type = "cuda" if on_cuda else "cpu"
+        world = callers_world(device_type)
         return cls(grid=grid, rank=rank, device_type=device_type, world=world, _groups=dict(groups))
 
     @property
@@ -193,9 +191,9 @@ def open_process_groups(
         SettingsError: the parallel sizes do not fit the world.
     """
     grid = parallel.grid(launch.world_size, embedding)
-    laid_out = {"world": grid, **{name: replace(own, embedding=embedding) for name, own in grids.items()}}
-    stages = {name: own.embedding_stages(launch.rank) for name, own in laid_out.items()}
-    agreed = agreement.having({"embedding stages": stages})
+    laid_out = {"": grid, **{name: replace(own, embedding=embedding) for name, own in grids.items()}}
+    stages = {f"embedding stages {name}".rstrip(): own.embedding_stages(launch.rank) for name, own in laid_out.items()}
+    agreed = agreement.having(stages)
     return (yield from yielded(_opened(grid, distributed, launch, device, store=store, agreement=agreed)))
 
 
@@ -211,9 +209,8 @@ def _opened(
 ) -> Iterator[ProcessGroups]:
     with (
         join_world(distributed, launch, device, store=store, agreement=agreement) as world,
-        telling(world.store, launch.rank),
         create_groups(grid, launch.rank, world, distributed.startup_timeout, distributed.groups) as groups,
-        parting(world.store, launch.world_size, distributed.startup_timeout_s, distributed.timeout_s),
+        parting(world.store, launch, distributed.startup_timeout_s, distributed.timeout_s),
     ):
         opened = ProcessGroups(grid=grid, rank=launch.rank, device_type=device.type, world=world, _groups=groups)
         opened.set_timeout(distributed.timeout_s)

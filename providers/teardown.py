@@ -37,11 +37,16 @@ def yielded(context: AbstractContextManager[T]) -> Generator[T, BaseException | 
         with context as value:
             failure = yield value
             if failure is not None:
-                raise _BodyFailed
+                raise _BodyFailed from failure
     except _BodyFailed as failed:
         for note in getattr(failed, "__notes__", ()):
             if failure is not None:
                 failure.add_note(note)
+
+
+def root(failure: BaseException) -> BaseException:
+    """Give the body's own exception for the one that stands for it in a context that is left."""
+    return (failure.__cause__ or failure) if isinstance(failure, _BodyFailed) else failure
 
 
 class _BodyFailed(Exception):  # noqa: N818 - no error of its own: it stands for the body's

@@ -34,8 +34,12 @@ def absent(what: str, timeout_s: float, setting: str = "startup_timeout_s") -> S
 @contextmanager
 def connecting(what: str) -> Iterator[None]:
     """Say of an error of torch's ``what`` came of it, and that other ranks may be the reason."""
+    import torch
+
     try:
         yield
+    except (NotImplementedError, torch.OutOfMemoryError):
+        raise  # which other ranks have no part in
     except RuntimeError as error:
         told = f"{what}: {type(error).__name__}: {error}"
         fix = "see why one of these ranks is late or gone, and whether they reach each other"

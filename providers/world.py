@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -21,6 +21,7 @@ from runtime_di.providers.agreement import Agreement, told
 from runtime_di.providers.flight_recorder import flight_recorder
 from runtime_di.providers.group_settings import GroupSettings
 from runtime_di.providers.meeting import Meeting
+from runtime_di.providers.parting import telling
 from runtime_di.providers.rank_grid import Kind
 from runtime_di.providers.rendezvous import rendezvous
 from runtime_di.providers.teardown import teardown
@@ -76,6 +77,7 @@ class World:
         owned: whether we initialised it, and so end it.
         store: with keys of this opening's own; ``None`` where there are no other ranks to meet, as on ``fake``.
         numbers: for the names of groups in a caller's world, whose ranks may have made different numbers of groups.
+        parts: numbers the openings within this one, alike on all ranks, which open them in one order.
     """
 
     group: ProcessGroup
@@ -85,6 +87,7 @@ class World:
     owned: bool = True
     store: Store | None = None
     numbers: Iterator[int] | None = None
+    parts: Iterator[int] = field(default_factory=itertools.count)
 
 
 def effective_backend(settings: DistributedSettings, device: torch.device) -> str:
@@ -116,7 +119,7 @@ def join_world(
     Raises:
         AgreementError: ranks have something different.
         ServiceError: an initialised world disagrees with the settings, or is that of another open runtime; or ranks
-            did not come in time; or NCCL is wanted for a device that is no GPU, which the other ranks are told first.
+            did not come in time; or NCCL is wanted for a device that is no GPU, which the other ranks are told.
     """
     import torch
     from torch.distributed import HashStore  # type: ignore[attr-defined]
@@ -125,16 +128,18 @@ def join_world(
     version = {"version of torch": torch.__version__}
     with flight_recorder(settings.flight_recorder_entries):
         if is_initialized():
-            yield _adopt(settings, launch, device, agreement.having(version))
+            adopted = _adopt(settings, launch, device, agreement.having(version))
+            with telling(adopted.store, launch.rank):
+                yield adopted
             return
         backend = effective_backend(settings, device)
         if fake := backend == "fake":
             c10d.register_fake_backend()
             meeting: AbstractContextManager[Store] = nullcontext(HashStore())
         else:
-            own = agreement.having({"effective backend": backend, **version})
+            own = agreement.having({"effective backend": backend, "kind of device": device.type, **version})
             meeting = rendezvous(launch, settings.startup_timeout_s, store, own)
-        with meeting as met:
+        with meeting as met, telling(met, launch.rank):
             _refuse_unfit(backend, device)  # once the other ranks know it
             with _initialised(settings, launch, backend, PrefixStore("world", met)) as group:
                 yield World(group, backend, cpu_collectives="cpu" in c10d.backends(), store=None if fake else met)
@@ -179,21 +184,34 @@ def _initialised(
 
 
 def _adopt(settings: DistributedSettings, launch: LaunchSettings, device: torch.device, agreement: Agreement) -> World:
+    refuse_unfit_world(settings, launch, device)
+    world = callers_world(device.type)
+    return meet_in(world, launch, settings.startup_timeout_s, agreement.having({"effective backend": world.backend}))
+
+
+def callers_world(device_type: str) -> World:
+    """Take the initialised torch.distributed for what it is to a rank on a kind of device."""
+    backends = c10d.backends()
+    backend, on_cpu = backends.get(device_type, "none"), "cpu" in backends
+    return World(c10d.world_group(), backend, cpu_collectives=on_cpu, owned=False)
+
+
+def meet_in(
+    world: World,
+    launch: LaunchSettings,
+    timeout_s: float,
+    agreement: Agreement = Agreement(),  # noqa: B008 - frozen
+) -> World:
+    """Meet the other ranks of a caller's world; return it with a store and numbers of this opening's own.
+
+    Raises:
+        AgreementError: ranks have something different.
+        ServiceError: ranks did not come in time.
+    """
     from torch.distributed.distributed_c10d import PrefixStore
 
-    refuse_unfit_world(settings, launch, device)
-    backends = c10d.backends()
-    backend = backends.get(device.type)
-    if backend is None or backend == "fake":
-        return World(c10d.world_group(), backend or "none", cpu_collectives="cpu" in backends, owned=False)
+    if world.owned or world.store or world.backend in ("none", "fake"):
+        return world
     root = PrefixStore("runtime_di", c10d.world_store())
-    own = agreement.having({"effective backend": backend})
-    number = Meeting(store=root, launch=launch, timeout_s=settings.startup_timeout_s, agreement=own).hold()
-    return World(
-        c10d.world_group(),
-        backend,
-        cpu_collectives="cpu" in backends,
-        owned=False,
-        store=PrefixStore(str(number), root),
-        numbers=itertools.count(number << 32),
-    )
+    number = Meeting(store=root, launch=launch, timeout_s=timeout_s, agreement=agreement).hold()
+    return replace(world, store=PrefixStore(str(number), root), numbers=itertools.count(number << 32))

@@ -152,13 +152,13 @@ STARTS: Mapping[str, tuple[Start, str]] = {
     "an embedding rule": (
         Start(["--parallel.pipeline", "4"], given={1: "first stage"}),
         differ(
-            '  embedding stages: {"world": [0, 3]} on ranks 0,2-3; {"world": [0]} on rank 1',
+            "  embedding stages: [0, 3] on ranks 0,2-3; [0] on rank 1",
             '  overridden services: [] on ranks 0,2-3; ["embedding"] on rank 1',
         ),
     ),
     "an embedding rule for one pipeline": (
         Start(["--parallel.pipeline", "2"], given=dict.fromkeys(range(4), "a rank's own stages")),
-        differ('  embedding stages: {"world": [0, 1]} on ranks 0-2; {"world": [0]} on rank 3'),
+        differ("  embedding stages: [0, 1] on ranks 0-2; [0] on rank 3"),
     ),
     "an override of what another service is built from": (
         Start(given={3: "tokenizer"}),

@@ -243,8 +243,8 @@ def test_a_callers_rule_places_embeddings_on_each_grid(mocker: MockerFixture) ->
     with MimoRuntime.open(settings, overrides={"embedding": lambda stages: stages[:2]}) as runtime:
         runtime.start()
 
-        agreed = joined.call_args.kwargs["agreement"].values["embedding stages"]
-        assert agreed == {"world": [0], "vision": [0], "language": [0, 1]}
+        agreed = joined.call_args.kwargs["agreement"].values
+        assert [agreed[f"embedding stages{grid}"] for grid in ("", " vision", " language")] == [[0], [0], [0, 1]]
         assert runtime.grids["language"].ranks("embedding") == (0, 1)
         assert runtime.grids["vision"].ranks("embedding") == (0,)
 
@@ -282,6 +282,25 @@ def test_groups_that_the_caller_made() -> None:
     assert told[0][2] != told[1][2]
     assert [timeouts for *_, timeouts in told] == [{7.0}] * 2
     assert [{*disabled} for *_, disabled, _ in told] == [{"shard_mesh", "expert_mesh"}] * 2
+
+
+def divide_given_groups() -> list[str]:
+    """Divide a world that the caller has made groups in, more of them on one rank."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    own = [dist.new_group([dist.get_rank()]) for _ in range(1 + dist.get_rank())]
+    groups = ProcessGroups.given(
+        RankGrid(world_size=2, tp=2), {"tp": c10d.world_group(), **dict.fromkeys(("dp", "pp", "cp"), own[0])}
+    )
+    settings = MimoSettings(grids={"vision": {"size": 1}}, device=CPU, vocabulary={"size": 4})
+    with MimoRuntime.open(settings, overrides={"process_groups": groups}) as runtime:
+        here = [*runtime.start().grids.here]
+    dist.destroy_process_group()
+    return here
+
+
+def test_a_callers_groups_can_be_divided() -> None:
+    """B7: grids are made on process groups that were given, whose ranks have made different numbers of groups."""
+    assert run_ranks(divide_given_groups, 2) == [["vision"], ["language"]]
 
 
 def give_wrong_groups() -> str:

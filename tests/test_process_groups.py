@@ -253,7 +253,7 @@ def open_split_world() -> list[int]:
         join_world(settings, launch, torch.device("cpu")) as world,
         create_groups(left, launch.rank, world, settings.timeout) as of_left,
         create_groups(right, launch.rank, world, settings.timeout) as of_right,
-        parting(world.store, launch.world_size, settings.startup_timeout_s, settings.timeout_s),
+        parting(world.store, launch, settings.startup_timeout_s, settings.timeout_s),
     ):
         for grid, groups, kind in zip((left, right), (of_left, of_right), kinds, strict=True):
             if launch.rank in grid:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, Store, TCPStore
 
 from open_groups import opened
-from runtime_di.errors import AgreementError, ServiceError
+from runtime_di.errors import ServiceError
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers.agreement import Agreement
 from runtime_di.providers.meeting import Meeting
@@ -28,7 +28,7 @@ from runtime_di.settings import RuntimeSettings
 from runtime_di.testing.ranks import run_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pytest_mock import MockerFixture
@@ -82,20 +82,18 @@ def test_an_attempt_that_failed_is_not_joined(store: Store) -> None:
 
 
 def test_a_process_that_comes_too_late_is_told_why(mocker: MockerFixture) -> None:
-    """B46: a process that the others have met without, since another is its rank or its world is larger, says so."""
+    """B46: a process that the others have met without tells who was its rank then, and how many ranks there were."""
     store = HashStore()
     meet(store, range(2))
     mocker.patch("runtime_di.providers.meeting.process", return_value="elsewhere process 7")
 
-    with pytest.raises(AgreementError) as refused:
+    with pytest.raises(ServiceError) as refused:
         Meeting(store=store, launch=launch(1, 3), timeout_s=0.05).hold()
 
-    assert re.sub(r"\S+ process \d+ and", "P and", str(refused.value)) == (
-        "Ranks of one job must be started alike, and these differ:\n"
-        "  launch.rank: rank 1 arrived twice: P and elsewhere process 7\n"
-        "    fix: give each process a rank of its own\n"
-        "  launch.world_size: 2 on rank 0; 3 on rank 1\n"
-        "  process_groups: rank 0 did not arrive (its last meeting was over before this process came) within 0.05 s\n"
+    assert re.sub(r"with \S+ process \d+ as", "with P as", str(refused.value)) == (
+        "Ranks did not meet:\n"
+        "  process_groups: rank 0 did not arrive (its last meeting, with P as rank 1, of 2 ranks instead of 3 was over "
+        "before this process came) within 0.05 s\n"
         "    fix: see why those ranks are late or gone, or raise distributed.startup_timeout_s"
     )
 
@@ -183,7 +181,7 @@ def part_late_or_fail(failing: bool) -> tuple[float, list[str]]:
     )
     own, start, raised = RuntimeSettings().launch, time.monotonic(), []
     try:
-        with telling(store, own.rank), parting(store, own.world_size, 20, 20):
+        with telling(store, own.rank), parting(store, own, 20, 20):
             if own.rank == 1:
                 threading.Event().wait(0.3)
                 if failing:
@@ -204,6 +202,59 @@ def test_ranks_part_together_unless_one_fails(failing: bool) -> None:
 
     assert waited_s > 0.2
     assert raised == ["loss"] * failing
+
+
+def enter_together(failing: Sequence[Callable[[], object]]) -> list[str]:
+    """Have ranks enter, each on its thread, once each has done what may fail; tell how each ended."""
+    store, ended = HashStore(), [""] * len(failing)
+
+    def enter(rank: int) -> None:
+        own = launch(rank, len(failing))
+        try:
+            with telling(store, rank):
+                failing[rank]()
+                with parting(store, own, 10, 10):
+                    ended[rank] = "entered"
+        except (KeyError, ServiceError) as error:
+            ended[rank] = str(error).partition("\n    fix")[0]
+
+    threads = [threading.Thread(target=enter, args=[rank]) for rank in range(len(failing))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ended
+
+
+def boom() -> None:
+    raise KeyError("boom")
+
+
+def test_the_first_failure_is_what_all_are_told() -> None:
+    """A rank that fails before it enters is named to each of the others, with its error; those add nothing to it."""
+    heard = "Another rank did not start:\n  process_groups: rank 2 failed: KeyError: 'boom'"
+
+    assert enter_together([int, int, boom, int]) == [heard, heard, "'boom'", heard]
+    assert enter_together([int] * 3) == ["entered"] * 3
+
+
+def test_a_failure_in_the_whole_is_one_in_its_part() -> None:
+    """Ranks that wait for each other in a part of an opening hear of a rank that failed in the opening."""
+    whole = HashStore()
+    with pytest.raises(KeyError), telling(whole, 1):
+        boom()
+
+    part = parting(HashStore(), launch(0, 2), 9, 9, within=whole)
+    with pytest.raises(ServiceError, match="rank 1 failed: KeyError: 'boom'"), part:
+        pass
+
+
+def test_ranks_that_do_not_enter_are_named() -> None:
+    """Those that waited say which ranks were not ready."""
+    part = parting(HashStore(), launch(0, 3), 0.025, 1)
+
+    with pytest.raises(ServiceError, match=r"ranks 1-2 of 3 were not ready within 0.05 s"), part:
+        pass
 
 
 def fail_on_rank_0() -> str:
