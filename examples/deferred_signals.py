@@ -19,6 +19,6 @@ def signals_deferred() -> Iterator[None]:
         yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # none where it was not Python that set it
     if came:
         signal.raise_signal(came[0])

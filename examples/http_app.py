@@ -58,13 +58,17 @@ def app_of(generator: Generator, defaults: SamplingSettings) -> Starlette:
 
     return Starlette(
         routes=[Route("/generate", generate, methods=["POST"]), Route("/health", health)],
-        exception_handlers={HTTPException: _refused, ClientDisconnect: _left},
+        exception_handlers={HTTPException: _refused, ClientDisconnect: _left, Exception: _failed},
     )
 
 
 async def _refused(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException), "it handles no other"
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _failed(_: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"error": f"no answer: {error!r}"}, 500)  # the server logs it with its traceback
 
 
 async def _left(_: Request, __: Exception) -> JSONResponse:

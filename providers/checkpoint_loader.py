@@ -62,7 +62,7 @@ class CheckpointLoader(Protocol):
 
     @property
     def weights_only(self) -> bool:
-        """Whether `latest` holds the weights of a model alone, so that no more of a state can be loaded from it.
+        """Whether `latest`, as the first rank sees it, holds the weights of a model alone and nothing more; collective.
 
         Raises:
             CheckpointError: its snapshot cannot be read.

@@ -91,7 +91,8 @@ class FolderConverter:
                 yield Problem("tokenizer", f"no such file: {file}", fix="name the tokenizer's files, or set it to null")
         if self._settings.single_file and not any(path.startswith(self._settings.model) for path in index):
             what = f"no tensor of the checkpoint begins with {self._settings.model!r}"
-            yield Problem("conversion.model", what, fix=f"give what the model's begin with, as {next(iter(index))}")
+            first = next(iter(index), "in no tensor, since there is none")
+            yield Problem("conversion.model", what, fix=f"give what the model's begin with, as {first}")
         num_tokens = (snapshot.vocabulary or {}).get("size", 0)
         if self._vocabulary is not None and self._vocabulary.size < num_tokens:
             what = f"room for {self._vocabulary.size} tokens, while the checkpoint has {num_tokens}"
@@ -165,7 +166,7 @@ class FolderConverter:
             _copy(file, folder)
 
     def _told(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot of the new checkpoint, which still tells how the ranks that wrote the old one were laid out."""
+        """The snapshot of the new checkpoint: of the ranks that wrote the old one, or of one for the weights alone."""
         if self._settings.single_file:
             snapshot = replace(snapshot, world_size=1, grids={}, weights=self._settings.model)
         settings = {name: section for name, section in snapshot.settings.items() if name not in snapshot.files}

@@ -44,8 +44,10 @@ class FolderLoader:
 
     @property
     def weights_only(self) -> bool:
-        latest = self.latest
-        return latest is not None and read_snapshot(latest).weights is not None
+        return self._ranks.first(_NOT_LOADED, lambda: self._find_weights() is not None)
+
+    def _find_weights(self) -> str | None:
+        return read_snapshot(self.latest).weights if self.latest else None
 
     def load(self, state: dict[str, Any]) -> int | None:
         loaded = self._load(state)
