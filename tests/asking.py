@@ -6,6 +6,8 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 
@@ -22,3 +24,14 @@ def ask(url: str, body: Any = None) -> tuple[int, Any]:
         except urllib.error.URLError:
             time.sleep(0.1)
     raise TimeoutError(url)
+
+
+def until_accepted(url: str, asked: Sequence[Future[Any]]) -> None:
+    """Wait until the endpoint has every request that was asked: it works on it, lets it wait, or has answered it."""
+
+    def num_known() -> int:
+        load = ask(f"{url}/health")[1]
+        return load["running"] + load["waiting"] + sum(future.done() for future in asked)
+
+    while num_known() < len(asked):
+        time.sleep(0.001)

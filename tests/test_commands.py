@@ -19,7 +19,7 @@ from typing import IO
 import psutil
 import pytest
 
-from asking import ask
+from asking import ask, until_accepted
 from tiny_checkpoint import Tiny, make_tiny
 
 ROOT = Path(__file__).parent.parent
@@ -129,10 +129,7 @@ def test_endpoint_answers_and_ends_cleanly(folder: Path) -> None:
         wrong = [ask(f"{url}/generate", body)[0] for body in (b"{", [1], {}, {"prompt": "a", "temperature": -1})]
         full = ask(f"{url}/generate", {"prompt": "import os" * 99})
         asked = [pool.submit(ask, f"{url}/generate", {"prompt": "x", "max_tokens": 25}) for _ in range(12)]
-        while sum(ask(f"{url}/health")[1][key] for key in ("running", "waiting")) < 1 and not all(
-            future.done() for future in asked
-        ):
-            time.sleep(0.001)
+        until_accepted(url, asked)
         process.send_signal(signal.SIGTERM)
         statuses = [future.result()[0] for future in asked]
         status = process.wait(TIMEOUT_S)

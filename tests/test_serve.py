@@ -24,7 +24,7 @@ from unittest import mock
 import pytest
 import torch
 
-from asking import ask
+from asking import ask, until_accepted
 from generator import Generator, generating
 from gpt import GPT
 from gpt_generate import Batch
@@ -475,10 +475,7 @@ def test_tensor_parallel_endpoint_ends_cleanly(tiny: Tiny) -> None:
     with server(tiny, *flags, ranks=2) as (process, url), ThreadPoolExecutor(2) as pool:
         ask(f"{url}/health")
         asked = [pool.submit(ask, f"{url}/generate", {"prompt": "x", "max_tokens": 20}) for _ in range(2)]
-        while sum(ask(f"{url}/health")[1][key] for key in ("running", "waiting")) < 2 and not any(
-            future.done() for future in asked
-        ):
-            time.sleep(0.001)
+        until_accepted(url, asked)
         process.send_signal(signal.SIGTERM)
         statuses = [future.result()[0] for future in asked]
         _, stderr = process.communicate(timeout=90)
