@@ -26,8 +26,7 @@ def refuse_unfit_world(settings: DistributedSettings, launch: LaunchSettings, de
     """
     if _is_ours():
         what = "another runtime of this process is open, and its torch.distributed is not to be shared unseen"
-        fix = "close it first, or initialise torch.distributed yourself: every runtime adopts that"
-        raise ServiceError("The world cannot be joined:", [Problem("process_groups", what, fix=fix)])
+        raise ServiceError("The world cannot be joined:", [Problem("process_groups", what, fix="close it first")])
     if problems := [*_differences(settings, launch, device)]:
         raise ServiceError("An initialised torch.distributed does not fit the settings:", problems)
 

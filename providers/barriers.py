@@ -1,4 +1,4 @@
-"""Ranks go into what they share together, and out of it together."""
+"""Barriers on a store: ranks enter what they share together, and leave it together."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def telling(store: Store | None, rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def parting(
+def barriers(
     store: Store | None,
     launch: LaunchSettings,
     startup_timeout_s: float,

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from runtime_di.errors import Problem, ServiceError
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers import c10d
+from runtime_di.providers.barriers import barriers, telling
 from runtime_di.providers.grid_links import Link
 from runtime_di.providers.grid_settings import GridsSettings
 from runtime_di.providers.group_creation import create_group, create_groups
 from runtime_di.providers.mesh import open_expert_mesh, open_mesh, open_shard_mesh
-from runtime_di.providers.parting import parting, telling
 from runtime_di.providers.process_groups import ProcessGroups
 from runtime_di.providers.rank_grid import EmbeddingRule, RankGrid
 from runtime_di.providers.teardown import yielded
-from runtime_di.providers.world import DistributedSettings, meet_in
+from runtime_di.providers.world import DistributedSettings, World, meet_in
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -65,9 +65,11 @@ class Grids(Mapping[str, ModuleGrid]):
         self._grids, self.links = dict(grids), dict(links)
 
     @classmethod
-    def pretend(cls, settings: GridsSettings, world_size: int = 1, rank: int = 0) -> Grids:
+    def pretend(
+        cls, settings: GridsSettings, world_size: int = 1, rank: int = 0, embedding: EmbeddingRule | None = None
+    ) -> Grids:
         """Be one rank of these grids without torch.distributed: everything but groups and meshes works."""
-        layout = settings.layout(world_size)
+        layout = settings.layout(world_size, embedding)
         grids = {name: ModuleGrid.pretend(grid, rank) for name, grid in layout.items()}
         return cls(grids, {name: Link(name, layout[a], layout[b], rank) for name, (a, b) in settings.links.items()})
 
@@ -114,10 +116,13 @@ def open_grids(
     Raises:
         SettingsError: the grids do not fit the world.
     """
+    if process_groups.world is None:
+        yield Grids.pretend(settings, launch.world_size, launch.rank, embedding)
+        return
     layout = settings.layout(launch.world_size, embedding)
-    world = process_groups.world and meet_in(process_groups.world, launch, distributed.startup_timeout_s)
-    groups = replace(process_groups, world=world)
-    return (yield from yielded(_opened(layout, settings, distributed, launch, groups)))
+    world = meet_in(process_groups.world, launch, distributed.startup_timeout_s)
+    opened = _opened(layout, settings, distributed, launch, world, device_type=process_groups.device_type)
+    yield from yielded(opened)
 
 
 @contextmanager
@@ -126,21 +131,20 @@ def _opened(
     settings: GridsSettings,
     distributed: DistributedSettings,
     launch: LaunchSettings,
-    groups: ProcessGroups,
+    world: World,
+    *,
+    device_type: str,
 ) -> Iterator[Grids]:
     from torch.distributed.distributed_c10d import PrefixStore
 
-    world, rank, patience = groups.world, groups.rank, distributed.startup_timeout
-    if world is None:
-        yield Grids.pretend(settings, groups.world_size, rank)
-        return
+    rank, patience = launch.rank, distributed.startup_timeout
     store = world.store and PrefixStore(f"grids {next(world.parts)}", world.store)
     with ExitStack() as stack:
         stack.enter_context(telling(store, rank))
         grids, links = {}, {}
         for name, grid in layout.items():
             own = stack.enter_context(create_groups(grid, rank, world, patience, distributed.groups))
-            grids[name] = ModuleGrid(grid=grid, rank=rank, device_type=groups.device_type, world=world, _groups=own)
+            grids[name] = ModuleGrid(grid=grid, rank=rank, device_type=device_type, world=world, _groups=own)
             grids[name].set_timeout(distributed.timeout_s)
         for name, (source, target) in settings.links.items():
             ends = layout[source], layout[target]
@@ -150,5 +154,5 @@ def _opened(
                 c10d.set_timeout(group, distributed.timeout)
             links[name] = Link(name, *ends, rank, group)
         patience_s = distributed.startup_timeout_s, distributed.timeout_s
-        stack.enter_context(parting(store, launch, *patience_s, within=world.store))
+        stack.enter_context(barriers(store, launch, *patience_s, within=world.store))
         yield Grids(grids, links)

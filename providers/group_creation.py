@@ -34,7 +34,7 @@ def create_groups(
 
     Torch names a group that only its members make by its ranks and by how many groups its maker has. So each rank
     makes one group a kind, a group of itself alone where it is in none; kinds whose groups are the same share them,
-    which sizes alone decide. In an adopted world ranks may have made different numbers of groups: there all ranks
+    as `RankGrid.partition` says. In an adopted world ranks may have made different numbers of groups: there all ranks
     make all groups, and number them alike.
 
     Args:

@@ -13,9 +13,9 @@ from runtime_di.errors import Problem, ServiceError
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers import c10d
 from runtime_di.providers.agreement import Agreement
+from runtime_di.providers.barriers import barriers
 from runtime_di.providers.group_creation import create_groups
 from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.parting import parting
 from runtime_di.providers.rank_grid import KINDS, EmbeddingRule, Kind, RankGrid
 from runtime_di.providers.teardown import yielded
 from runtime_di.providers.world import DistributedSettings, World, callers_world, join_world
@@ -210,7 +210,7 @@ def _opened(
     with (
         join_world(distributed, launch, device, store=store, agreement=agreement) as world,
         create_groups(grid, launch.rank, world, distributed.startup_timeout, distributed.groups) as groups,
-        parting(world.store, launch, distributed.startup_timeout_s, distributed.timeout_s),
+        barriers(world.store, launch, distributed.startup_timeout_s, distributed.timeout_s),
     ):
         opened = ProcessGroups(grid=grid, rank=launch.rank, device_type=device.type, world=world, _groups=groups)
         opened.set_timeout(distributed.timeout_s)

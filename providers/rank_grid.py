@@ -163,7 +163,8 @@ class RankGrid:
     def partition(self, kind: Kind) -> Hashable:
         """Identify the division of the grid into groups: kinds with equal partitions have equal groups on every rank.
 
-        Ranks in no embedding group count as groups of one. Sizes alone decide, so that all ranks answer alike.
+        Ranks in no embedding group count as groups of one. Sizes decide, and whether a caller gave an embedding rule,
+        which are alike on all ranks.
         """
         if kind == "position_embedding" or (kind == "embedding" and self.pp == 1):
             return ()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from runtime_di.errors import Problem, ServiceError
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers.agreement import Agreement
+from runtime_di.providers.barriers import unless_the_host_is_gone
 from runtime_di.providers.meeting import Meeting
-from runtime_di.providers.parting import unless_the_host_is_gone
 from runtime_di.providers.teardown import teardown
 from runtime_di.providers.waiting import absent, poll
 

@@ -18,10 +18,10 @@ from runtime_di.launch import LaunchSettings
 from runtime_di.providers import c10d
 from runtime_di.providers.adoption import OURS, refuse_unfit_world
 from runtime_di.providers.agreement import Agreement, told
+from runtime_di.providers.barriers import telling
 from runtime_di.providers.flight_recorder import flight_recorder
 from runtime_di.providers.group_settings import GroupSettings
 from runtime_di.providers.meeting import Meeting
-from runtime_di.providers.parting import telling
 from runtime_di.providers.rank_grid import Kind
 from runtime_di.providers.rendezvous import rendezvous
 from runtime_di.providers.teardown import teardown
@@ -106,7 +106,7 @@ def join_world(
 ) -> Iterator[World]:
     """Initialise torch.distributed and end it, or adopt what a caller initialised and leave it as it is.
 
-    Ranks do not wait for each other when they leave: whoever uses the world has them part first, with `parting`.
+    Ranks do not wait for each other when they leave: whoever uses the world has them wait first, by `barriers`.
 
     Args:
         settings: of the world.
@@ -125,10 +125,10 @@ def join_world(
     from torch.distributed import HashStore  # type: ignore[attr-defined]
     from torch.distributed.distributed_c10d import PrefixStore, is_initialized
 
-    version = {"version of torch": torch.__version__}
+    alike = {"version of torch": torch.__version__, "kind of device": device.type}
     with flight_recorder(settings.flight_recorder_entries):
         if is_initialized():
-            adopted = _adopt(settings, launch, device, agreement.having(version))
+            adopted = _adopt(settings, launch, device, agreement.having(alike))
             with telling(adopted.store, launch.rank):
                 yield adopted
             return
@@ -137,7 +137,7 @@ def join_world(
             c10d.register_fake_backend()
             meeting: AbstractContextManager[Store] = nullcontext(HashStore())
         else:
-            own = agreement.having({"effective backend": backend, "kind of device": device.type, **version})
+            own = agreement.having({"effective backend": backend, **alike})
             meeting = rendezvous(launch, settings.startup_timeout_s, store, own)
         with meeting as met, telling(met, launch.rank):
             _refuse_unfit(backend, device)  # once the other ranks know it

@@ -249,6 +249,18 @@ def test_a_callers_rule_places_embeddings_on_each_grid(mocker: MockerFixture) ->
         assert runtime.grids["vision"].ranks("embedding") == (0,)
 
 
+def test_pretended_groups_make_pretended_grids() -> None:
+    """Over process groups that only pretend, grids do too, and place embeddings as the caller's rule says."""
+    launch = LaunchSettings(world_size=4, local_world_size=4)
+    settings = MimoSettings(
+        launch=launch, grids={"language": {"parallel": {"pipeline": 4}}}, vocabulary={"size": 4}, device=CPU
+    )
+    given = {"process_groups": ProcessGroups.pretend(RankGrid(world_size=4)), "embedding": lambda stages: stages[:2]}
+
+    with MimoRuntime.open(settings, overrides=given) as runtime:
+        assert runtime.grids["language"].ranks("embedding") == (0, 1)
+
+
 def open_on_given_groups() -> tuple[Any, ...]:
     """Hand a runtime groups that this process made, and use them after it has closed."""
     dist.init_process_group("cpu:gloo", timeout=timedelta(seconds=30))

@@ -17,9 +17,9 @@ from torch.distributed import distributed_c10d as c10d
 from open_groups import opened
 from runtime_di.errors import ServiceError
 from runtime_di.launch import LaunchSettings
+from runtime_di.providers.barriers import barriers
 from runtime_di.providers.group_creation import create_groups
 from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.parting import parting
 from runtime_di.providers.process_groups import KINDS, Kind, ProcessGroups, RankGrid
 from runtime_di.providers.world import DistributedSettings, join_world
 from runtime_di.settings import RuntimeSettings
@@ -253,7 +253,7 @@ def open_split_world() -> list[int]:
         join_world(settings, launch, torch.device("cpu")) as world,
         create_groups(left, launch.rank, world, settings.timeout) as of_left,
         create_groups(right, launch.rank, world, settings.timeout) as of_right,
-        parting(world.store, launch, settings.startup_timeout_s, settings.timeout_s),
+        barriers(world.store, launch, settings.startup_timeout_s, settings.timeout_s),
     ):
         for grid, groups, kind in zip((left, right), (of_left, of_right), kinds, strict=True):
             if launch.rank in grid:

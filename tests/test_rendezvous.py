@@ -20,9 +20,9 @@ from open_groups import opened
 from runtime_di.errors import ServiceError
 from runtime_di.launch import LaunchSettings
 from runtime_di.providers.agreement import Agreement
+from runtime_di.providers.barriers import barriers, telling
 from runtime_di.providers.meeting import Meeting
 from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.parting import parting, telling
 from runtime_di.providers.rendezvous import rendezvous
 from runtime_di.settings import RuntimeSettings
 from runtime_di.testing.ranks import run_ranks
@@ -181,7 +181,7 @@ def part_late_or_fail(failing: bool) -> tuple[float, list[str]]:
     )
     own, start, raised = RuntimeSettings().launch, time.monotonic(), []
     try:
-        with telling(store, own.rank), parting(store, own, 20, 20):
+        with telling(store, own.rank), barriers(store, own, 20, 20):
             if own.rank == 1:
                 threading.Event().wait(0.3)
                 if failing:
@@ -213,7 +213,7 @@ def enter_together(failing: Sequence[Callable[[], object]]) -> list[str]:
         try:
             with telling(store, rank):
                 failing[rank]()
-                with parting(store, own, 10, 10):
+                with barriers(store, own, 10, 10):
                     ended[rank] = "entered"
         except (KeyError, ServiceError) as error:
             ended[rank] = str(error).partition("\n    fix")[0]
@@ -244,14 +244,14 @@ def test_a_failure_in_the_whole_is_one_in_its_part() -> None:
     with pytest.raises(KeyError), telling(whole, 1):
         boom()
 
-    part = parting(HashStore(), launch(0, 2), 9, 9, within=whole)
+    part = barriers(HashStore(), launch(0, 2), 9, 9, within=whole)
     with pytest.raises(ServiceError, match="rank 1 failed: KeyError: 'boom'"), part:
         pass
 
 
 def test_ranks_that_do_not_enter_are_named() -> None:
     """Those that waited say which ranks were not ready."""
-    part = parting(HashStore(), launch(0, 3), 0.025, 1)
+    part = barriers(HashStore(), launch(0, 3), 0.025, 1)
 
     with pytest.raises(ServiceError, match=r"ranks 1-2 of 3 were not ready within 0.05 s"), part:
         pass
