@@ -10,6 +10,7 @@ import pytest
 from runtime_di.launch import LAUNCH_VARIABLES
 from runtime_di.sources import ENV_PREFIX
 
+os.environ.pop("PYTHONUNBUFFERED", None)  # most shells do not set it, and what relies on it fails there
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")  # torch's stores ask for the name of who connects
 
 hypothesis.settings.register_profile("suite", deadline=None)  # a busy machine is no fault

@@ -15,7 +15,7 @@ import threading
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
-from io import TextIOWrapper
+from io import FileIO, TextIOWrapper
 from textwrap import indent
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,8 @@ def _redirect(base: Path) -> None:
             os.dup2(file.fileno(), stream.fileno())
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(line_buffering=True)
+    # nothing of an error is lost by a process that leaves at once; Python would keep an unfinished line back
+    sys.stderr = TextIOWrapper(FileIO(sys.stderr.fileno(), "w", closefd=False), errors="replace", write_through=True)
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, base.with_suffix(".stacks").open("w"))
 
