@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RANKS ?= 2
 
-.PHONY: train test lint check bench bench-groups clean
+.PHONY: train test test-fast lint check bench bench-groups clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,10 +17,14 @@ train: $(VENV)/ready  ## Train a small GPT on two ranks; run again to go on afte
 test: $(VENV)/ready  ## Run every test.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
-lint: $(VENV)/ready  ## Lint and type-check.
+test-fast: $(VENV)/ready  ## Run the tests that start no process.
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not processes"
+
+lint: $(VENV)/ready  ## Lint, type-check, and check the import contracts.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 check: lint test  ## Lint, type-check and test.
 

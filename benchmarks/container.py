@@ -1,4 +1,4 @@
-"""What the container costs, as ratios within one run: warm reads, opening, and the light imports.
+"""Cost of the container, as ratios within one run: warm reads, opening, and imports.
 
 python benchmarks/container.py
 """
@@ -19,11 +19,11 @@ from runtime_di import Phase, Runtime, RuntimeContainer, RuntimeSettings, servic
 
 
 class Thing:
-    """A service that costs nothing to make."""
+    """A service without build cost."""
 
 
 def chain(num_services: int) -> type[Runtime]:
-    """A runtime of services that each depend on the one before."""
+    """A runtime of services that each depend on the previous one."""
     declared = {"first": service(Phase.RUNTIME, Thing)}
     for number in range(1, num_services):
         before = list(declared.values())[-1]
@@ -60,7 +60,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def warm_reads() -> None:
-    """A warm service against an attribute of a plain object, and against the library's own Singleton."""
+    """A warm service, compared with an attribute of a plain object and with the library's own Singleton."""
     plain, singleton = Thing(), providers.Singleton(Thing)
     plain.first = Thing()  # type: ignore[attr-defined]
     with chain(10).open() as runtime:
@@ -102,7 +102,7 @@ def openings() -> None:
 
 
 def imports() -> None:
-    """Importing the entrypoints, against importing what they stand on."""
+    """Importing the entrypoints, compared with importing their dependencies."""
     print(f"\n{'import':<50}{'s':>8}{'ratio':>8}")
     base = None
     for code in (

@@ -1,7 +1,7 @@
-"""What making the process groups costs a rank: ours, torch's init_device_mesh and megatron-core side by side.
+"""Time of group creation on a rank: runtime-di, torch's init_device_mesh and megatron-core side by side.
 
-Rank N/2 + 5 of N ranks, on the backend ``fake``, makes its groups for the same parallel sizes in a process of its own:
-seconds and calls of ``new_group``, the world itself not counted. Then eight real Gloo processes do, on loopback.
+Rank N/2 + 5 of N ranks, on the backend ``fake``, creates its groups for the same parallel sizes in a separate process:
+seconds and calls of ``new_group``, without the creation of the world. Then eight Gloo processes do so on loopback.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from runtime_di.launch import LaunchSettings
-from runtime_di.providers.group_creation import create_groups
-from runtime_di.providers.mesh import open_mesh
-from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.process_groups import KINDS, Kind, ProcessGroups
-from runtime_di.providers.world import DistributedSettings, World, join_world
-from runtime_di.settings import RuntimeSettings
+from runtime_di.providers.distributed.world import World, join_world
+from runtime_di.providers.process_groups.creation import create_groups
+from runtime_di.providers.process_groups.mesh import open_mesh
+from runtime_di.providers.process_groups.parallel import ParallelSettings
+from runtime_di.providers.process_groups.service import KINDS, Kind, ProcessGroups
+from runtime_di.providers.process_groups.settings import DistributedSettings
+from runtime_di.settings.launch import LaunchSettings
+from runtime_di.settings.model import RuntimeSettings
 from runtime_di.testing import run_ranks
 
 PARALLEL = ParallelSettings(tensor=8, pipeline=8, context=2, expert=8, expert_tensor=1)
@@ -42,12 +43,12 @@ ON_LOOPBACK = ("ours, same axes", "init_device_mesh", "ours")
 
 
 def ours(parallel: ParallelSettings, launch: LaunchSettings, world: World, stack: ExitStack) -> None:
-    """Make the groups of every kind, and the mesh."""
+    """Create the groups of every kind, and the mesh."""
     _ours(parallel, launch, world, stack, KINDS)
 
 
 def ours_of_axes(parallel: ParallelSettings, launch: LaunchSettings, world: World, stack: ExitStack) -> None:
-    """Make the groups of the mesh's axes alone, and the mesh."""
+    """Create the groups of the mesh's axes alone, and the mesh."""
     _ours(parallel, launch, world, stack, parallel.grid(launch.world_size).axes)
 
 
@@ -55,12 +56,12 @@ def _ours(
     parallel: ParallelSettings, launch: LaunchSettings, world: World, stack: ExitStack, kinds: Sequence[Kind]
 ) -> None:
     grid = parallel.grid(launch.world_size)
-    made = stack.enter_context(create_groups(grid, launch.rank, world, DistributedSettings().timeout, kinds=kinds))
-    open_mesh(ProcessGroups(grid=grid, rank=launch.rank, world=world, _groups=made))
+    groups = stack.enter_context(create_groups(grid, launch.rank, world, DistributedSettings().timeout, kinds=kinds))
+    open_mesh(ProcessGroups(grid=grid, rank=launch.rank, world=world, _groups=groups))
 
 
 def init_device_mesh(parallel: ParallelSettings, launch: LaunchSettings, _world: World, _stack: ExitStack) -> None:
-    """Make the mesh of the same axes."""
+    """Create the mesh of the same axes."""
     from torch.distributed.device_mesh import init_device_mesh as init
 
     grid = parallel.grid(launch.world_size)
@@ -68,7 +69,7 @@ def init_device_mesh(parallel: ParallelSettings, launch: LaunchSettings, _world:
 
 
 def megatron_core(parallel: ParallelSettings, _launch: LaunchSettings, _world: World, _stack: ExitStack) -> None:
-    """Make the same kinds of groups as megatron-core does, without its Gloo twins."""
+    """Create the groups of megatron-core, without its Gloo groups beside those of NCCL."""
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel(
@@ -90,11 +91,11 @@ MAKERS: dict[str, Callable[[ParallelSettings, LaunchSettings, World, ExitStack],
 
 
 class OutOfTimeError(Exception):
-    """The peer has had its minute."""
+    """The peer exceeded its time limit."""
 
 
 def measure(name: str, world_size: int) -> dict[str, Any]:
-    """Make the groups of one rank as ``name`` does, several times; median seconds, and calls of ``new_group``."""
+    """Create the groups of one rank as ``name`` does, repeatedly; return median seconds and calls of ``new_group``."""
     import torch
 
     def stop(*_: object) -> None:
@@ -125,7 +126,7 @@ def measure(name: str, world_size: int) -> dict[str, Any]:
 
 @contextmanager
 def counted() -> Iterator[Iterator[int]]:
-    """Count the calls of what every way to make a group in torch comes to."""
+    """Count the calls of the function that every way to create a group in torch uses."""
     from torch.distributed import distributed_c10d
 
     count, make = itertools.count(), distributed_c10d._new_group_with_tag
@@ -142,7 +143,7 @@ def counted() -> Iterator[Iterator[int]]:
 
 
 def measured_apart(name: str, world_size: int) -> dict[str, Any]:
-    """Measure in a process of its own."""
+    """Measure in a separate process."""
     command = [sys.executable, "-W", "ignore", __file__, "--measure", name, "--world-size", str(world_size)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -152,7 +153,7 @@ def measured_apart(name: str, world_size: int) -> dict[str, Any]:
 
 
 def compare_at_scale(peers: tuple[str, ...]) -> None:
-    """Print a table of seconds and calls, with how many times ours they are."""
+    """Print a table of seconds and calls, and their ratio to ours."""
     sizes = {name: value for name, value in PARALLEL if value}
     print(f"One rank's groups on the backend fake, {sizes}")
     print(f"{'ranks':>8}  {'':<17} {'seconds':>9} {'times ours':>11} {'new_group calls':>16}")
@@ -177,7 +178,7 @@ def compare_at_scale(peers: tuple[str, ...]) -> None:
 
 
 def loopback() -> dict[str, list[float]]:
-    """Make groups over Gloo by turns; seconds of this rank, from a barrier until all ranks are done."""
+    """Create groups over Gloo in turn; return the seconds of this rank from a barrier until all ranks are done."""
     import torch
     import torch.distributed as dist
 
@@ -208,7 +209,7 @@ def compare_on_loopback() -> None:
 
 
 def main() -> None:
-    """Measure what the arguments name, or everything."""
+    """Measure the one that the arguments name, or everything."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", choices=REPEATS)
     parser.add_argument("--world-size", type=int, default=WORLD_SIZES[0])

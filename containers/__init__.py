@@ -1,4 +1,4 @@
-"""The entrypoints that runtime-di ships, one a file: its settings, its container and its runtime."""
+"""The entrypoints that runtime-di ships; each file has an entrypoint's settings, container and runtime."""
 
 from runtime_di.containers.converter import ConverterContainer, ConverterRuntime, ConverterSettings
 from runtime_di.containers.inference import InferenceContainer, InferenceRuntime, InferenceSettings

@@ -1,4 +1,4 @@
-"""The checkpoint converter: one process on the CPU, without tokenizer, torch.distributed, seeds and writers."""
+"""The converter entrypoint: one process on the CPU, without tokenizer, torch.distributed, seeds and writers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
-from runtime_di.providers.checkpoint_loader import LoadSettings
-from runtime_di.providers.checkpoint_source import checkpoint_layers
+from runtime_di.plan.declarations import RuntimeContainer, service
+from runtime_di.providers.checkpoint import LoadSettings, checkpoint_layers
 from runtime_di.providers.converter import (
     ConversionSettings,
     Converter,
@@ -18,37 +18,36 @@ from runtime_di.providers.converter import (
     tokenizer_files,
 )
 from runtime_di.providers.log import LogSettings, open_log
-from runtime_di.providers.tokenizer_settings import TokenizerSettings
+from runtime_di.providers.tokenizer import TokenizerSettings
 from runtime_di.providers.vocabulary import Vocabulary, VocabularySettings, resolve_vocabulary
 from runtime_di.runtime import Runtime
-from runtime_di.section import Mark
-from runtime_di.services import RuntimeContainer, service
-from runtime_di.settings import RuntimeSettings
-from runtime_di.sources import Layer
+from runtime_di.settings.layers import Layer
+from runtime_di.settings.marks import Mark
+from runtime_di.settings.model import RuntimeSettings
 
 
 class ConverterSettings(RuntimeSettings):
     """Settings of a conversion."""
 
     checkpoint: Annotated[LoadSettings, Mark.NOT_PORTABLE] = LoadSettings()
-    """The checkpoint that is converted."""
+    """Checkpoint to convert."""
     conversion: Annotated[ConversionSettings, Mark.NOT_PORTABLE] = ConversionSettings()
-    """What it becomes."""
+    """Format and folder of the result."""
     vocabulary: VocabularySettings = VocabularySettings()
-    """Rows of the embedding, if not those of the checkpoint."""
+    """Size and padding of the vocabulary; from the checkpoint unless set."""
     tokenizer: TokenizerSettings | None = None
-    """The tokenizer whose files are copied beside the result; it is never opened."""
+    """Tokenizer whose files are copied to the result; it is never opened."""
     log: Annotated[LogSettings, Mark.NOT_PORTABLE] = LogSettings()
-    """The log on standard error."""
+    """Log on standard error."""
 
     @property
     def tokenizer_files(self) -> TokenizerFiles | None:
-        """Files of the tokenizer, as this machine sees the disk now."""
+        """Paths of the tokenizer's files on this machine's disk."""
         return None if self.tokenizer is None else tokenizer_files(self.tokenizer)
 
     def rules(self) -> Iterable[Problem]:
         if self.launch.world_size > 1:
-            yield Problem("launch.world_size", "a conversion is one process", fix="start it without torchrun")
+            yield Problem("launch.world_size", "a conversion runs in one process", fix="start it without torchrun")
 
     @classmethod
     def checkpoint_layers(cls, stronger: Sequence[Layer]) -> Iterable[Layer]:
@@ -56,7 +55,10 @@ class ConverterSettings(RuntimeSettings):
 
 
 class ConverterContainer(RuntimeContainer):
-    """Services of a conversion."""
+    """Services of a conversion; nothing is inherited.
+
+    VOCABULARY vocabulary; RUNTIME log, converter.
+    """
 
     settings = RuntimeContainer.settings
     vocabulary = service(
@@ -81,7 +83,7 @@ class ConverterContainer(RuntimeContainer):
 
 
 class ConverterRuntime(Runtime, container=ConverterContainer):
-    """What a conversion holds."""
+    """The services of a conversion, as attributes."""
 
     settings: ConverterSettings
     vocabulary: Vocabulary

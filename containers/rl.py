@@ -1,4 +1,4 @@
-"""The entrypoint of reinforcement learning: one set of processes that trains and generates."""
+"""The RL entrypoint: the services of split.py on a trainer and a rollout grid, and the rollout."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Annotated, ClassVar
 from runtime_di.containers.split import SplitContainer, SplitRuntime, SplitSettings
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
-from runtime_di.providers.grid_settings import GridSettings, GridsSettings
-from runtime_di.providers.rollout import Rollout, RolloutSettings, open_rollout
-from runtime_di.section import Mark
-from runtime_di.services import service
+from runtime_di.plan.declarations import service
+from runtime_di.providers.grids import GridSettings, GridsSettings, Rollout, RolloutSettings, open_rollout
+from runtime_di.settings.marks import Mark
 
 
 class RLGridsSettings(GridsSettings):
-    """Who trains and who generates: all ranks do both, unless the grids have sizes."""
+    """The trainer and the rollout grid; without sizes both have all ranks."""
 
     links: ClassVar = {"weights": ("trainer", "rollout"), "samples": ("rollout", "trainer")}
 
@@ -33,7 +32,7 @@ class RLSettings(SplitSettings):
     grids: Annotated[RLGridsSettings, Mark.NOT_PORTABLE] = RLGridsSettings()
     """Ranks that train and ranks that generate."""
     rollout: RolloutSettings = RolloutSettings()
-    """How samples are drawn."""
+    """Sampling by the rollout."""
 
     def rules(self) -> Iterable[Problem]:
         yield from super().rules()
@@ -49,7 +48,12 @@ class RLSettings(SplitSettings):
 
 
 class RLContainer(SplitContainer):
-    """Services of a reinforcement-learning run."""
+    """Services of a reinforcement-learning run.
+
+    Inherited from split.py, training.py and worker.py: TOKENIZER tokenizer; VOCABULARY vocabulary; RUNTIME log, writer,
+    store, embedding, timers, microbatches; DISTRIBUTED device, process_groups, mesh, shard_mesh, expert_mesh,
+    checkpointer, grids; RNG rng, rngs. Declared here: WARMUP rollout.
+    """
 
     rollout = service(
         Phase.WARMUP,
@@ -61,7 +65,7 @@ class RLContainer(SplitContainer):
 
 
 class RLRuntime(SplitRuntime, container=RLContainer):
-    """What a reinforcement-learning run holds."""
+    """The services of a reinforcement-learning run, as attributes."""
 
     settings: RLSettings
     rollout: Rollout

@@ -1,4 +1,4 @@
-"""What a training run has whose world is divided among several grids; the base of RL and MiMo."""
+"""The base of RL and MiMo: a training run whose world is divided among several grids."""
 
 from __future__ import annotations
 
@@ -9,55 +9,58 @@ from runtime_di.containers.training import TrainingContainer, TrainingRuntime, T
 from runtime_di.containers.worker import WorkerSettings
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
-from runtime_di.providers.grid_settings import GridsSettings
-from runtime_di.providers.grids import Grids, open_grids
-from runtime_di.providers.module_rngs import open_module_rngs
-from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.rank_grid import RankGrid
-from runtime_di.providers.rng_streams import RandomStreams
-from runtime_di.section import Mark
-from runtime_di.services import service
+from runtime_di.plan.declarations import service
+from runtime_di.providers.grids import Grids, GridsSettings, open_grids, open_module_rngs
+from runtime_di.providers.process_groups import ParallelSettings, RankGrid
+from runtime_di.providers.rng import RandomStreams
+from runtime_di.settings.marks import Mark
 
 
 class SplitSettings(TrainingSettings):
-    """Settings of a run on several grids, each divided by sizes of its own."""
+    """Settings of a run on several grids, each with its own parallel sizes."""
 
     leading: ClassVar[str]
-    """The grid that has the vocabulary and takes the micro batches."""
+    """Name of the grid whose sizes pad the vocabulary and divide the global batch."""
 
     grids: Annotated[GridsSettings, Mark.NOT_PORTABLE] = GridsSettings()
-    """Ranks of each grid."""
+    """Ranks and parallel sizes of each grid."""
 
     @property
     def layout(self) -> Mapping[str, RankGrid]:
-        """Grids by name."""
+        """Rank grid of each name."""
         return self.grids.layout(self.launch.world_size)
 
     @property
     def data_parallel(self) -> int:
-        """Ranks of the leading grid that see different samples."""
+        """Number of data-parallel ranks of the leading grid."""
         return self.layout[self.leading].sizes["dp"]
 
     @property
     def tensor_parallel(self) -> int:
-        """Ranks of the leading grid that share the embedding."""
+        """Tensor-parallel size of the leading grid."""
         return self.grids.named[self.leading].parallel.tensor
 
     def rules(self) -> Iterable[Problem]:
         if self.parallel != ParallelSettings():
             fix = f"set grids.{self.leading}.parallel, and that of each other grid"
-            yield Problem("parallel", "divides no grid: each of them is divided by its own sizes", fix=fix)
+            yield Problem("parallel", "has no effect: each grid has its own parallel sizes", fix=fix)
         elif wrong := [*self.grids.problems(self.launch.world_size)]:
             yield from (*WorkerSettings.rules(self), *wrong)
         else:
             yield from super().rules()
             leading, *others = dict.fromkeys([self.data_parallel, *(grid.sizes["dp"] for grid in self.layout.values())])
-            told = [*self.batch.problems(leading)]
-            yield from (problem for other in others if not told for problem in self.batch.problems(other))
+            found = [*self.batch.problems(leading)]
+            yield from (problem for other in others if not found for problem in self.batch.problems(other))
 
 
 class SplitContainer(TrainingContainer):
-    """Services of a run on several grids; ``process_groups`` and ``mesh`` are those of the undivided world."""
+    """Services of a run on several grids.
+
+    Inherited from training.py and worker.py: TOKENIZER tokenizer; VOCABULARY vocabulary; RUNTIME log, writer, store,
+    embedding, timers, microbatches; DISTRIBUTED device, process_groups, mesh, shard_mesh, expert_mesh, checkpointer;
+    RNG rng. Declared here: DISTRIBUTED grids; RNG rngs.
+    ``process_groups``, the meshes and ``rng`` are those of the undivided world; ``grids`` has each grid's own.
+    """
 
     grids = service(
         Phase.DISTRIBUTED,
@@ -74,7 +77,7 @@ class SplitContainer(TrainingContainer):
 
 
 class SplitRuntime(TrainingRuntime, container=SplitContainer):
-    """What a run on several grids holds."""
+    """The services of a run on several grids, as attributes."""
 
     settings: SplitSettings
     grids: Grids

@@ -1,4 +1,4 @@
-"""The training entrypoint."""
+"""The training entrypoint: the services of worker.py, and what a training loop needs."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Annotated
 from runtime_di.containers.worker import WorkerContainer, WorkerRuntime, WorkerSettings
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
-from runtime_di.providers.checkpointer import Checkpointer, CheckpointSettings, open_checkpointer
+from runtime_di.plan.declarations import service
+from runtime_di.providers.checkpoint import Checkpointer, CheckpointSettings, open_checkpointer
 from runtime_di.providers.microbatches import BatchSettings, MicrobatchCalculator, open_microbatches
 from runtime_di.providers.timers import Timers, TimerSettings, open_timers
-from runtime_di.section import Mark
-from runtime_di.services import service
+from runtime_di.settings.marks import Mark
 
 
 class TrainingSettings(WorkerSettings):
     """Settings of a training run."""
 
     checkpoint: Annotated[CheckpointSettings, Mark.NOT_PORTABLE] = CheckpointSettings()
-    """Where the run saves, and what it starts from."""
+    """Folder that the run saves to, and checkpoint that it starts from."""
     batch: BatchSettings = BatchSettings()
-    """Samples a step."""
+    """Batch sizes of a step."""
     timers: Annotated[TimerSettings, Mark.NOT_PORTABLE] = TimerSettings()
     """Timers of the training loop."""
 
     @property
     def data_parallel(self) -> int:
-        """Ranks that see different samples."""
+        """Number of data-parallel ranks."""
         return self.parallel.data(self.launch.world_size)
 
     def rules(self) -> Iterable[Problem]:
@@ -37,7 +37,12 @@ class TrainingSettings(WorkerSettings):
 
 
 class TrainingContainer(WorkerContainer):
-    """Services of a training run."""
+    """Services of a training run.
+
+    Inherited from worker.py: TOKENIZER tokenizer; VOCABULARY vocabulary; RUNTIME log, writer, store, embedding;
+    DISTRIBUTED device, process_groups, mesh, shard_mesh, expert_mesh; RNG rng.
+    Declared here: RUNTIME timers, microbatches; DISTRIBUTED checkpointer, which saves, in place of the loader.
+    """
 
     checkpointer = service(
         Phase.DISTRIBUTED,
@@ -58,7 +63,7 @@ class TrainingContainer(WorkerContainer):
 
 
 class TrainingRuntime(WorkerRuntime, container=TrainingContainer):
-    """What a training loop holds."""
+    """The services of a training run, as attributes."""
 
     settings: TrainingSettings
     checkpointer: Checkpointer

@@ -1,4 +1,4 @@
-"""What every process that joins a world with others has; the base of the entrypoints that train or generate."""
+"""The base of the entrypoints that join a torch.distributed world: their common settings and services."""
 
 from __future__ import annotations
 
@@ -10,64 +10,69 @@ from dependency_injector import providers
 
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
-from runtime_di.providers.agreement import agreement_of
-from runtime_di.providers.checkpoint_loader import CheckpointLoader, LoadSettings, open_checkpoint_loader
-from runtime_di.providers.checkpoint_source import checkpoint_layers
+from runtime_di.plan.declarations import RuntimeContainer, service
+from runtime_di.providers.checkpoint import CheckpointLoader, LoadSettings, checkpoint_layers, open_checkpoint_loader
 from runtime_di.providers.device import DeviceSettings, open_device
-from runtime_di.providers.given import no_embedding, no_store
+from runtime_di.providers.distributed import agreement_of
+from runtime_di.providers.distributed.rendezvous import caller_provided_store
 from runtime_di.providers.log import LogSettings, open_log
-from runtime_di.providers.mesh import open_expert_mesh, open_mesh, open_shard_mesh
-from runtime_di.providers.parallel import ParallelSettings
-from runtime_di.providers.process_groups import ProcessGroups, open_process_groups
+from runtime_di.providers.process_groups import (
+    DistributedSettings,
+    ParallelSettings,
+    ProcessGroups,
+    caller_provided_embedding,
+    open_expert_mesh,
+    open_mesh,
+    open_process_groups,
+    open_shard_mesh,
+)
 from runtime_di.providers.rng import Rng, RngSettings, open_rng
 from runtime_di.providers.tokenizer import ByteTokenizerSettings, Tokenizer, TokenizerSettings, open_tokenizer
 from runtime_di.providers.vocabulary import Vocabulary, VocabularySettings, resolve_vocabulary
-from runtime_di.providers.world import DistributedSettings
 from runtime_di.providers.writer import Writer, WriterSettings, open_writer
 from runtime_di.runtime import Runtime
-from runtime_di.section import Mark
-from runtime_di.services import RuntimeContainer, service
-from runtime_di.settings import RuntimeSettings
-from runtime_di.sources import Layer
+from runtime_di.settings.layers import Layer
+from runtime_di.settings.marks import Mark
+from runtime_di.settings.model import RuntimeSettings
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import Store
 
-    from runtime_di.providers.rank_grid import EmbeddingRule, RankGrid
+    from runtime_di.providers.process_groups import EmbeddingRule, RankGrid
 
 
 class WorkerSettings(RuntimeSettings):
-    """Settings of a process among others."""
+    """Settings of one rank of a world, common to training and inference."""
 
     parallel: Annotated[ParallelSettings, Mark.NOT_PORTABLE] = ParallelSettings()
-    """How the world is split."""
+    """Parallel sizes of the world."""
     tokenizer: TokenizerSettings | None = ByteTokenizerSettings()
-    """How text becomes tokens."""
+    """Tokenizer of the run."""
     vocabulary: VocabularySettings = VocabularySettings()
-    """Rows of the embedding."""
+    """Size and padding of the vocabulary."""
     rng: RngSettings = RngSettings()
-    """Seeds."""
+    """Seeds and determinism."""
     log: Annotated[LogSettings, Mark.NOT_PORTABLE, Mark.PER_RANK] = LogSettings()
-    """The log on standard error."""
+    """Log on standard error."""
     writer: Annotated[WriterSettings, Mark.NOT_PORTABLE] = WriterSettings()
-    """Metrics on disk."""
+    """Writers of metrics."""
     device: Annotated[DeviceSettings, Mark.NOT_PORTABLE] = DeviceSettings()
-    """The device of this rank."""
+    """Device of this rank."""
     distributed: Annotated[DistributedSettings, Mark.NOT_PORTABLE] = DistributedSettings()
-    """torch.distributed."""
+    """Backend and timeouts of torch.distributed."""
     checkpoint: Annotated[LoadSettings, Mark.NOT_PORTABLE] = LoadSettings()
-    """What the run starts from."""
+    """Checkpoint that the run starts from."""
 
     @property
     def tensor_parallel(self) -> int:
-        """Ranks that share the embedding."""
+        """Ranks over which the embedding is sharded."""
         return self.parallel.tensor
 
     @property
     def layout(self) -> Mapping[str, RankGrid]:
-        """Grids that divide the world, by name."""
+        """Rank grids that divide the world, by name; empty if the world is not divided."""
         return {}
 
     def rules(self) -> Iterable[Problem]:
@@ -80,7 +85,13 @@ class WorkerSettings(RuntimeSettings):
 
 
 class WorkerContainer(RuntimeContainer):
-    """Services of a process among others."""
+    """Services common to training and inference; nothing is inherited.
+
+    Every phase up to RNG: TOKENIZER tokenizer; VOCABULARY vocabulary; RUNTIME log, writer, store, embedding;
+    DISTRIBUTED device, process_groups, mesh, shard_mesh, expert_mesh, checkpointer (loads only); RNG rng.
+    ``store`` and ``embedding`` are disabled unless the caller overrides them. ``agreement`` is not a service:
+    it lists what the ranks compare before they join the world.
+    """
 
     settings = RuntimeContainer.settings
     tokenizer = service(Phase.TOKENIZER, open_tokenizer, settings.provided.tokenizer)
@@ -94,10 +105,10 @@ class WorkerContainer(RuntimeContainer):
     )
     log = service(Phase.RUNTIME, open_log, settings.provided.log, settings.provided.launch, vocabulary)
     writer = service(
-        Phase.RUNTIME, open_writer, settings.provided.writer, settings.provided.launch, settings.provided.shown
+        Phase.RUNTIME, open_writer, settings.provided.writer, settings.provided.launch, settings.provided.masked
     )
-    store = service(Phase.RUNTIME, no_store)
-    embedding = service(Phase.RUNTIME, no_embedding)
+    store = service(Phase.RUNTIME, caller_provided_store)
+    embedding = service(Phase.RUNTIME, caller_provided_embedding)
     agreement = providers.Factory(
         agreement_of, settings.provided.agreed, settings.provided.explain, RuntimeContainer.plan
     )
@@ -124,7 +135,7 @@ class WorkerContainer(RuntimeContainer):
 
 
 class WorkerRuntime(Runtime, container=WorkerContainer):
-    """What a process among others holds."""
+    """The services common to training and inference, as attributes."""
 
     settings: WorkerSettings
     tokenizer: Tokenizer

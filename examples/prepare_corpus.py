@@ -1,10 +1,13 @@
-"""Make a token corpus of the sources of Python's standard library, which every machine has.
+"""Write a token corpus of the sources of Python's standard library, which every machine has.
 
-The folder gets ``tokenizer.json`` (a byte-level BPE) with ``tokenizer_config.json``, which names the end of a document,
-``train.bin`` and ``validation.bin`` (token ids as little-endian uint16, each document followed by the end-of-document
-id), ``captions.bin`` (in the same form the numbers from 0000 to 9999, a token for each digit, which train_mimo.py reads
-without a tokenizer) and ``corpus.json`` (what is in the splits). It appears under its name only when complete, and the
-same sources give the same bytes.
+Files of the corpus folder:
+
+- ``tokenizer.json``: a byte-level BPE; ``tokenizer_config.json`` names its end-of-document token.
+- ``train.bin`` and ``validation.bin``: token ids as little-endian uint16, the end-of-document id after each document.
+- ``captions.bin``: the numbers from 0000 to 9999 in the same format, one token a digit, for train_mimo.py.
+- ``corpus.json``: number of documents and tokens of each split.
+
+The folder gets its name only when it is complete, and equal sources give equal bytes.
 
     python examples/prepare_corpus.py --out runs/corpus
 """
@@ -32,27 +35,28 @@ SPLITS = ("train", "validation")
 ID_DTYPE = "<u2"
 NUM_DIGITS = 4
 VALIDATION_ONE_IN = 16
+"""One document in so many is a validation document."""
 VOCABULARY_SIZES = range(257, 2**16 + 1)
-"""Every byte and the end of a document; ids that fit uint16."""
-NOT_THE_LIBRARY = {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"}
-TABLES_OR_NOT_EVERYWHERE = {"distutils", "encodings", "ensurepip", "lib2to3", "pydoc_data", "turtledemo"}
-SKIPPED_FOLDERS = NOT_THE_LIBRARY | TABLES_OR_NOT_EVERYWHERE
+"""At least every byte and the end-of-document token; at most the ids that fit uint16."""
+NOT_IN_THE_LIBRARY = {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"}
+TABLES_OR_PLATFORM_SPECIFIC = {"distutils", "encodings", "ensurepip", "lib2to3", "pydoc_data", "turtledemo"}
+SKIPPED_FOLDERS = NOT_IN_THE_LIBRARY | TABLES_OR_PLATFORM_SPECIFIC
 
 
 def source_files(root: Path) -> Iterator[Path]:
-    """Walk the Python files under a folder, without the skipped ones."""
+    """Walk the Python files under a folder, without the skipped folders."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def collect(root: Path, max_bytes: int) -> dict[str, list[str]]:
-    """Read documents in the order of their paths' hashes, which also choose the split, until the bytes are used up.
+    """Read at most ``max_bytes`` of documents by split, in the order of their paths' hashes, which decide the split.
 
     Empty files, and files that are not UTF-8, are left out.
 
     Raises:
-        ValueError: too few sources to fill both splits.
+        ValueError: a split has no document.
     """
     documents: dict[str, list[str]] = {split: [] for split in SPLITS}
     for digest, path in sorted((_digest(path, root), path) for path in source_files(root)):
@@ -63,7 +67,9 @@ def collect(root: Path, max_bytes: int) -> dict[str, list[str]]:
         documents[SPLITS[digest[-1] % VALIDATION_ONE_IN == 0]].append(content.decode())
     for split in SPLITS:
         if not documents[split]:
-            raise ValueError(f"no {split} document among the sources in {root}; raise --max-bytes or give more sources")
+            raise ValueError(
+                f"no {split} document among the sources in {root}; raise --max-bytes or name another folder"
+            )
     return documents
 
 
@@ -80,7 +86,7 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary_size: int) -> Tokenizer:
-    """Learn a byte-level BPE of at most ``vocabulary_size`` tokens, the end of a document among them."""
+    """Train a byte-level BPE of at most ``vocabulary_size`` tokens, the end-of-document token included."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -97,7 +103,7 @@ def train_tokenizer(texts: Sequence[str], vocabulary_size: int) -> Tokenizer:
 
 
 def write_tokens(path: Path, texts: Sequence[str], tokenizer: Tokenizer) -> int:
-    """Encode documents into one file of token ids and return how many ids it holds."""
+    """Write the token ids of documents to one file and return their number."""
     import numpy as np
 
     end = tokenizer.token_to_id(END_OF_DOCUMENT)
@@ -108,22 +114,23 @@ def write_tokens(path: Path, texts: Sequence[str], tokenizer: Tokenizer) -> int:
 
 
 def write_captions(path: Path, tokenizer: Tokenizer) -> None:
-    """Write each number of ``NUM_DIGITS`` digits as a document, whose tokens are single digits."""
+    """Write each number of ``NUM_DIGITS`` digits as a document with one token a digit."""
     import numpy as np
 
-    digits = [tokenizer.token_to_id(digit) for digit in "0123456789"]  # bytes, which the tokenizer has by themselves
+    digits = [tokenizer.token_to_id(digit) for digit in "0123456789"]  # single bytes, each of which is a token
     end = tokenizer.token_to_id(END_OF_DOCUMENT)
     np.array([[*number, end] for number in product(digits, repeat=NUM_DIGITS)], dtype=ID_DTYPE).tofile(path)
 
 
 def prepare(out: Path, sources: Path, *, vocabulary_size: int = 2048, max_bytes: int = 5_000_000) -> dict[str, Any]:
-    """Make the corpus in ``out`` unless it is there, and return what ``corpus.json`` tells of it.
+    """Write the corpus to ``out`` unless it exists, and return the contents of ``corpus.json``.
 
     Raises:
-        ValueError: the vocabulary does not fit uint16, sources are too few, or ``out`` is there and is something else.
+        ValueError: the vocabulary does not fit uint16, sources are too few, or ``out`` exists and is another corpus or
+            not a corpus.
     """
     if vocabulary_size not in VOCABULARY_SIZES:
-        raise ValueError(f"--vocabulary-size is {vocabulary_size}; give 257 (every byte, one special token) to 65536")
+        raise ValueError(f"--vocabulary-size is {vocabulary_size}; use 257 (every byte, one special token) to 65536")
     request = {"sources": str(sources), "vocabulary_size": vocabulary_size, "max_bytes": max_bytes}
     if out.exists():
         return _read_summary(out, request)
@@ -154,28 +161,30 @@ def _read_summary(out: Path, request: dict[str, Any]) -> dict[str, Any]:
     try:
         summary: dict[str, Any] = json.loads((out / "corpus.json").read_text())
     except OSError as error:
-        raise ValueError(f"{out} is there and is no corpus; give another --out, or remove it") from error
+        raise ValueError(f"{out} exists and is not a corpus; choose another --out, or remove it") from error
     if summary["request"] != request:
         raise ValueError(
-            f"{out} was made for {summary['request']}, not for {request}; give another --out, or remove it"
+            f"{out} was written for {summary['request']}, not for {request}; choose another --out, or remove it"
         )
     return summary
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the corpus that the command line asks for and tell what is in it."""
-    parser = argparse.ArgumentParser(description="Make a token corpus of the sources of Python's standard library.")
-    parser.add_argument("--out", type=Path, default=Path("runs/corpus"), help="folder to make (%(default)s)")
+    """Write the corpus of the command line and print a summary."""
+    parser = argparse.ArgumentParser(description="Write a token corpus of the sources of Python's standard library.")
+    parser.add_argument("--out", type=Path, default=Path("runs/corpus"), help="folder to write (%(default)s)")
     parser.add_argument("--vocabulary-size", type=int, default=2048, help="tokens of the BPE (%(default)s)")
     parser.add_argument("--max-bytes", type=int, default=5_000_000, help="bytes of text to use (%(default)s)")
-    parser.add_argument("--sources", type=Path, default=Path(sysconfig.get_path("stdlib")), help="text (%(default)s)")
+    parser.add_argument(
+        "--sources", type=Path, default=Path(sysconfig.get_path("stdlib")), help="Python files (%(default)s)"
+    )
     options = vars(parser.parse_args(arguments))
-    there = options["out"].exists()
+    existed = options["out"].exists()
     try:
         summary = prepare(**options)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    print(f"{'found' if there else 'made'} {options['out']}: a tokenizer of {summary['tokenizer_size']} tokens")
+    print(f"{'found' if existed else 'wrote'} {options['out']}: a tokenizer of {summary['tokenizer_size']} tokens")
     for split in SPLITS:
         print(f"  {split}.bin: {summary[split]['documents']} documents, {summary[split]['tokens']:,} tokens")
 

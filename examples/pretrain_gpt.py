@@ -3,9 +3,10 @@
     python examples/prepare_corpus.py
     torchrun --nproc-per-node 2 examples/pretrain_gpt.py --config examples/pretrain_gpt.toml
 
-Data-parallel by default; ``--parallel.tensor 2`` shares every weight between two ranks instead. ``--help`` lists all
-settings. Without ``--writer.folder`` and ``--checkpoint.folder`` it writes nothing. ``--checkpoint.load`` goes on from
-another run's checkpoint at its step, or from the weights alone that convert_checkpoint.py made, at step 0.
+Data-parallel by default; ``--parallel.tensor 2`` shards every weight over two ranks instead. ``--help`` lists all
+settings. Without ``--writer.folder`` and ``--checkpoint.folder`` it writes nothing. ``--checkpoint.load`` resumes
+another run's checkpoint at its step. From a checkpoint of the weights alone, which convert_checkpoint.py can write, the
+run starts at step 0.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 
 from pydantic import PositiveFloat, PositiveInt
 
-from corpus import Corpus, CorpusSettings
-from gpt_settings import GPTSettings
+from gpt.corpus import Corpus, CorpusSettings
+from gpt.settings import GPTSettings
 from runtime_di import Phase, Problem, Section, service
 from runtime_di.containers import TrainingContainer, TrainingRuntime, TrainingSettings
 from runtime_di.providers.microbatches import BatchSettings
@@ -25,14 +26,14 @@ from runtime_di.providers.tokenizer import FileTokenizerSettings, TokenizerSetti
 
 
 class TrainSettings(Section):
-    """How the model is trained."""
+    """Training steps, learning rate and validation."""
 
     steps: PositiveInt = 200
-    """Training steps in all."""
+    """Number of training steps."""
     learning_rate: PositiveFloat = 1e-2
-    """Highest learning rate; it is reached after a tenth of the steps."""
+    """Peak learning rate, reached after a tenth of the steps."""
     validate_every: PositiveInt = 50
-    """Steps from one validation to the next."""
+    """Steps between validations."""
 
 
 class PretrainSettings(TrainingSettings):
@@ -56,24 +57,28 @@ class PretrainSettings(TrainingSettings):
 
 
 class PretrainContainer(TrainingContainer):
-    """The services of a training run, and the corpus."""
+    """Services of this script.
+
+    Inherited from TrainingContainer: see ``containers/training.py``.
+    Added here: corpus (RUNTIME).
+    """
 
     corpus = service(Phase.RUNTIME, Corpus, TrainingContainer.settings.provided.corpus)
 
 
 class PretrainRuntime(TrainingRuntime, container=PretrainContainer):
-    """What `train` is given."""
+    """The services that `train` uses."""
 
     settings: PretrainSettings
     corpus: Corpus
 
 
 def train(runtime: PretrainRuntime) -> None:
-    """Train from the latest checkpoint, from given weights, or from the start, to the last step."""
+    """Train to the last step: from the latest checkpoint, from loaded weights, or from scratch."""
     from tqdm import tqdm
 
-    from gpt_trainer import Trainer  # torch is imported here, once the settings are known to be right
-    from trained import start_from_checkpoint
+    from gpt.trainer import Trainer  # imports torch, after the settings are validated
+    from gpt.training_state import start_from_checkpoint
 
     runtime.start()
     settings, writer, checkpointer = runtime.settings, runtime.writer, runtime.checkpointer

@@ -1,14 +1,15 @@
-"""Generate with a checkpoint that pretrain_gpt.py made.
+"""Generate text with a checkpoint of pretrain_gpt.py.
 
     python examples/serve.py --prompt 'def main('
     ls | python examples/serve.py                                      # a prompt on each line of standard input
     python examples/serve.py --http '{}'                               # POST /generate {"prompt": ...}, GET /health
-    torchrun --nproc-per-node 2 examples/serve.py --parallel.tensor 2  # ranks share every weight
+    torchrun --nproc-per-node 2 examples/serve.py --parallel.tensor 2  # tensor parallel: ranks share every weight
 
-Without ``--parallel.tensor``, each rank of torchrun has the whole model and answers its share of the prompts, or
-listens at a port of its own. A prompt that cannot be answered is told on standard error; the others are answered, and
-the exit status is 1. ``--checkpoint.load`` names another checkpoint than that of ``make train``; the shape of
-the model and the tokenizer are the checkpoint's own. SIGTERM ends the endpoint once what is in flight is answered.
+Without ``--parallel.tensor``, each rank of torchrun is a replica: it has the whole model, and answers its share of the
+prompts or listens at its own port. If a prompt cannot be answered, standard error has the reason, the other prompts are
+answered, and the exit status is 1. ``--checkpoint.load`` names another checkpoint than that of ``make train``; the
+model's shape and the tokenizer come from the checkpoint. After SIGTERM the endpoint answers the requests in flight, and
+then the process ends.
 """
 
 from __future__ import annotations
@@ -17,36 +18,36 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deferred_signals import signals_deferred
-from gpt_settings import GPTSettings
-from http_endpoint import Endpoint, HttpSettings, open_endpoint
+from gpt.settings import GPTSettings
 from runtime_di import Phase, Problem, service
 from runtime_di.containers import InferenceContainer, InferenceRuntime, InferenceSettings
-from runtime_di.providers.checkpoint_loader import CheckpointLoader, LoadSettings
+from runtime_di.providers.checkpoint import CheckpointLoader, LoadSettings
 from runtime_di.providers.kv_cache import KVCache
 from runtime_di.providers.process_groups import ProcessGroups
 from runtime_di.providers.tokenizer import Tokenizer
 from runtime_di.providers.vocabulary import Vocabulary
-from sampling import SamplingSettings
+from serving.endpoint import Endpoint, HttpSettings, open_endpoint
+from serving.follower_signals import defer_signals
+from serving.sampling import SamplingSettings
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from gpt_generate import Decoder
+    from gpt.decoder import Decoder
 
 
 class ServeSettings(InferenceSettings):
-    """Settings of this script; tokenizer and model are the checkpoint's own unless set."""
+    """Settings of this script; the tokenizer and the model come from the checkpoint unless set."""
 
     checkpoint: LoadSettings = LoadSettings(load=Path("runs/gpt/checkpoints"), load_settings=True)
     model: GPTSettings = GPTSettings()
     sampling: SamplingSettings = SamplingSettings()
-    """How tokens are drawn; a request may say otherwise."""
+    """How tokens are sampled; a request can override each value."""
     prompt: str | None = None
-    """What to go on from; the lines of standard input unless set."""
+    """Prompt to answer; unless set, each line of standard input is a prompt."""
     http: HttpSettings | None = None
-    """Answer requests instead of prompts."""
+    """Serve HTTP requests instead of answering prompts."""
 
     def rules(self) -> Iterable[Problem]:
         yield from super().rules()
@@ -55,9 +56,9 @@ class ServeSettings(InferenceSettings):
         if self.tokenizer is None:
             yield Problem("tokenizer", "not set: prompts and answers are text", fix="leave it to the checkpoint")
         if self.cache is None:
-            yield Problem("cache", "not set: the sequences have no place", fix="leave it out, or set its sizes")
+            yield Problem("cache", "not set: the model needs a KV cache", fix="leave it out, or set its sizes")
         if self.prompt is not None and self.http is not None:
-            yield Problem("prompt", "is not answered while http is set", fix="unset one of them", involves=("http",))
+            yield Problem("prompt", "is not answered if http is set", fix="unset one of them", involves=("http",))
         if self.model.num_heads % self.parallel.tensor:
             fix = f"use a divisor of model.num_heads, {self.model.num_heads}"
             yield Problem("parallel.tensor", "cannot share the attention heads", fix=fix, involves=("model.num_heads",))
@@ -76,8 +77,8 @@ def open_decoder(
     cache: KVCache,
     checkpointer: CheckpointLoader,
 ) -> Decoder:
-    """Load the model; torch is imported here, once the settings are known to be right."""
-    from gpt_generate import load_decoder
+    """Load the model; torch is imported here, after the settings are validated."""
+    from gpt.decoder import load_decoder
 
     return load_decoder(
         model,
@@ -92,7 +93,11 @@ def open_decoder(
 
 
 class ServeContainer(InferenceContainer):
-    """The services of an inference worker, the model and the endpoint."""
+    """Services of a serving process.
+
+    Inherited from InferenceContainer: see ``containers/inference.py``.
+    Added here: endpoint (RUNTIME), decoder (WARMUP).
+    """
 
     settings = InferenceContainer.settings
     endpoint = service(
@@ -117,7 +122,7 @@ class ServeContainer(InferenceContainer):
 
 
 class ServeRuntime(InferenceRuntime, container=ServeContainer):
-    """What `serve` is given."""
+    """The services that `serve` uses."""
 
     settings: ServeSettings
     endpoint: Endpoint | None
@@ -125,22 +130,22 @@ class ServeRuntime(InferenceRuntime, container=ServeContainer):
 
 
 def serve(runtime: ServeRuntime) -> None:
-    """Answer requests over HTTP, or the prompts that were given."""
-    from generator import generating  # torch is imported here
-    from prompts import answer_prompts
+    """Answer requests over HTTP, or the prompts."""
+    from serving.generator import create_generator  # imports torch
+    from serving.prompts import answer_prompts
 
     runtime.start()
     if runtime.settings.http is None:
         answer_prompts(runtime)
-    elif runtime.decoder.leads:
-        from http_app import app_of
+    elif runtime.decoder.is_leader:
+        from serving.app import create_app
 
-        assert runtime.endpoint is not None, "every leader listens"
+        assert runtime.endpoint is not None, "every leader has an endpoint"
         runtime.log.info("serving at %s", runtime.endpoint.url)
-        with generating(runtime) as generator:
-            runtime.endpoint.serve(app_of(generator, runtime.settings.sampling), until=generator.stopped)
+        with create_generator(runtime) as generator:
+            runtime.endpoint.serve(create_app(generator, runtime.settings.sampling), until=generator.stopped)
     else:
-        with signals_deferred():
+        with defer_signals():
             runtime.decoder.follow()
 
 

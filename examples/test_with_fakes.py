@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpt_trainer import Trainer
+from gpt.trainer import Trainer
 from pretrain_gpt import PretrainRuntime, train
 from runtime_di.testing import (
     FakeCheckpointer,
@@ -30,17 +30,17 @@ SMALL = {
 }
 
 
-def counting(_split: str, seed: int, size: int, length: int) -> torch.Tensor:
+def counting_batch(_split: str, seed: int, size: int, length: int) -> torch.Tensor:
     """Windows of numbers that go up by one: (size, length + 1)."""
     return (torch.arange(seed % 7, seed % 7 + size)[:, None] + torch.arange(length + 1)) % 50
 
 
 @pytest.fixture
 def overrides(fake: Callable[..., Any]) -> dict[str, Any]:
-    """What is slow, or needs files or other ranks."""
+    """Fakes of the services that are slow or need files or other ranks."""
     return {
         "tokenizer": FakeTokenizer(size=60),
-        "corpus": fake(PretrainRuntime, "corpus", **{"batch.side_effect": counting}),
+        "corpus": fake(PretrainRuntime, "corpus", **{"batch.side_effect": counting_batch}),
         "process_groups": fake_process_groups(),
         "mesh": fake(PretrainRuntime, "mesh"),
         "checkpointer": FakeCheckpointer(every=15),
@@ -49,7 +49,7 @@ def overrides(fake: Callable[..., Any]) -> dict[str, Any]:
 
 
 def test_loss_falls(open_runtime: OpenRuntime, overrides: dict[str, Any]) -> None:
-    """A few steps learn to count."""
+    """In a few steps the model learns to count."""
     with open_runtime(PretrainRuntime, overrides, **SMALL) as runtime:
         trainer = Trainer(runtime)
         losses = [trainer.step(step) for step in range(1, 21)]
@@ -61,7 +61,7 @@ def test_loss_falls(open_runtime: OpenRuntime, overrides: dict[str, Any]) -> Non
 
 
 def test_train_writes_and_saves(open_runtime: OpenRuntime, overrides: dict[str, Any]) -> None:
-    """The whole training logs every step, validates twice, and saves when due and at the end."""
+    """A whole training run logs every step, validates twice, and saves when due and at the end."""
     with open_runtime(PretrainRuntime, overrides, **SMALL) as runtime:
         train(runtime)
 
@@ -71,8 +71,8 @@ def test_train_writes_and_saves(open_runtime: OpenRuntime, overrides: dict[str, 
         assert_order(runtime, "tokenizer", "vocabulary", "writer", "process_groups", "mesh", "rng")
 
 
-def test_train_goes_on_where_it_was(open_runtime: OpenRuntime, overrides: dict[str, Any]) -> None:
-    """A run that is given an earlier one's checkpoints trains only the steps that are left."""
+def test_train_resumes_from_a_checkpoint(open_runtime: OpenRuntime, overrides: dict[str, Any]) -> None:
+    """A run with an earlier run's checkpoints trains only the remaining steps."""
     settings = SMALL | {"train": {"steps": 15}}
     with open_runtime(PretrainRuntime, overrides, **settings) as first:
         train(first)

@@ -1,12 +1,12 @@
-"""Teach the pretrained GPT to read pictures: vision sees a number, and language writes it down, each on its own grid.
+"""Train a vision encoder and the pretrained GPT to write the numbers in pictures, each module on its own grid.
 
     torchrun --nproc-per-node 2 examples/train_mimo.py --grids.vision.size 1
     torchrun --nproc-per-node 3 examples/train_mimo.py --grids.vision.size 1 --grids.language.parallel.tensor 2
     torchrun --nproc-per-node 2 examples/train_mimo.py
 
-In the first two, vision and language have ranks of their own, and activations and gradients pass between them; in the
-third, both share all ranks. The loss comes out the same. Language starts from the checkpoint of ``make train``, which
-tells the size of the vocabulary too. Captions come as tokens with the corpus, so there is no tokenizer.
+In the first two commands vision and language have separate ranks, which send each other activations and gradients; in
+the third, both modules use all ranks. The loss is the same. Language starts from the checkpoint of ``make train``,
+which also states the vocabulary size. The captions are token ids beside the corpus, so the script needs no tokenizer.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Iterable
 from logging import DEBUG, INFO
 from pathlib import Path
 
-from captions import CAPTION_LENGTH, CaptionFileSettings, Captions
-from gpt_settings import GPTSettings
-from mimo_settings import LearnSettings, VisionSettings
+from gpt.settings import GPTSettings
+from mimo.caption_data import CAPTION_LENGTH, CaptionFileSettings, Captions
+from mimo.settings import LearnSettings, VisionSettings
 from runtime_di import Phase, Problem, service
 from runtime_di.containers import MimoContainer, MimoRuntime, MimoSettings
-from runtime_di.providers.checkpointer import CheckpointSettings
+from runtime_di.providers.checkpoint import CheckpointSettings
 from runtime_di.providers.microbatches import BatchSettings
 
 PICTURE_WIDTH = 16
@@ -38,7 +38,7 @@ class CaptionSettings(MimoSettings):
 
     @property
     def num_positions(self) -> int:
-        """Positions of the features that vision makes of a picture."""
+        """Positions of a picture's features."""
         return PICTURE_WIDTH // self.vision.patch_width
 
     def rules(self) -> Iterable[Problem]:
@@ -54,42 +54,46 @@ class CaptionSettings(MimoSettings):
             where, sizes = f"grids.{name}.parallel", grid.parallel
             if sizes.pipeline * sizes.context > 1 or (name == "vision" and sizes.tensor > 1):
                 fix = "leave all but language's tensor size at 1"
-                yield Problem(where, "this module knows data parallelism alone", fix=fix)
+                yield Problem(where, "this module supports data parallelism alone", fix=fix)
             if self.model.num_heads % sizes.tensor:
                 what = f"cannot share {self.model.num_heads} attention heads"
                 yield Problem(f"{where}.tensor", what, fix="use a divisor of model.num_heads", involves=("model",))
 
 
 class CaptionContainer(MimoContainer):
-    """The services of a run of several modules, and the captions."""
+    """Services of this script.
+
+    Inherited from MimoContainer: see ``containers/mimo.py``.
+    Added here: captions (RUNTIME).
+    """
 
     captions = service(Phase.RUNTIME, Captions, MimoContainer.settings.provided.captions, MimoContainer.vocabulary)
 
 
 class CaptionRuntime(MimoRuntime, container=CaptionContainer):
-    """What `train` is given."""
+    """The services that `train` uses."""
 
     settings: CaptionSettings
     captions: Captions
 
 
 def train(runtime: CaptionRuntime) -> None:
-    """Train both modules from the latest checkpoint of this run, or else language from the pretrained one."""
+    """Train both modules, from this run's latest checkpoint if there is one, or else from the pretrained GPT."""
     from tqdm import tqdm
 
-    from mimo_modules import Captioner  # torch is imported here, once the settings are known to be right
-    from trained import resume
+    from gpt.training_state import resume_or_load_pretrained  # imports torch, after the settings are validated
+    from mimo.modules import CaptionTrainer
 
     runtime.start()
-    captioner, checkpointer, steps = Captioner(runtime), runtime.checkpointer, runtime.settings.learn.steps
-    first = resume(runtime, captioner.state)
+    trainer, checkpointer, steps = CaptionTrainer(runtime), runtime.checkpointer, runtime.settings.learn.steps
+    first = resume_or_load_pretrained(runtime, trainer.state)
     bar = tqdm(range(first + 1, steps + 1), initial=first, total=steps, disable=runtime.settings.launch.rank != 0)
     for step in bar:
-        loss = captioner.step(step)
+        loss = trainer.step(step)
         bar.set_postfix(loss=f"{loss:.3f}")
         runtime.writer.scalar("loss", loss, step)
         if checkpointer.due(step, last=steps):
-            checkpointer.save(captioner.state, step)
+            checkpointer.save(trainer.state, step)
         runtime.log.log(INFO if step in (first + 1, steps) else DEBUG, "loss %.3f in step %d", loss, step)
 
 

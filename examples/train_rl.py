@@ -1,11 +1,11 @@
-"""Teach the pretrained GPT, by policy gradients, to write what a pattern asks for.
+"""Train the pretrained GPT by policy gradients to write tokens that match a pattern.
 
     torchrun --nproc-per-node 2 examples/train_rl.py
     torchrun --nproc-per-node 2 examples/train_rl.py --grids.rollout.size 1
 
-The first line is colocated: each rank generates and trains. In the second one rank trains and one generates; samples
-and weights pass between them. The reward is the share of generated tokens that are words in lower case. The policy
-starts from the checkpoint of ``make train``; ``--checkpoint.load`` names another.
+The first command is colocated: each rank generates and trains. In the second command one rank trains and one generates,
+and they send each other samples and weights. The reward is the share of generated tokens that are words in lower case.
+The policy starts from the checkpoint of ``make train``; ``--checkpoint.load`` names another.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from logging import DEBUG, INFO
 from pathlib import Path
 from typing import Any
 
-from corpus import Corpus, CorpusSettings
-from gpt_settings import GPTSettings
-from rl_settings import LearnSettings, Reward, RewardSettings
+from gpt.corpus import Corpus, CorpusSettings
+from gpt.settings import GPTSettings
+from rl.settings import LearnSettings, Reward, RewardSettings
 from runtime_di import Phase, Problem, service
 from runtime_di.containers import RLContainer, RLRuntime, RLSettings
-from runtime_di.providers.checkpointer import CheckpointSettings
+from runtime_di.providers.checkpoint import CheckpointSettings
 from runtime_di.providers.microbatches import BatchSettings
 from runtime_di.providers.tokenizer import FileTokenizerSettings, TokenizerSettings
 
@@ -43,7 +43,7 @@ class PolicySettings(RLSettings):
             yield Problem("tokenizer", what, fix="leave it out, or name a tokenizer")
         length = self.learn.prompt_length + self.rollout.num_tokens
         if length > self.model.context_length:
-            what = f"prompt and tokens, {length} in all, exceed model.context_length {self.model.context_length}"
+            what = f"prompt and new tokens, {length} in all, exceed model.context_length {self.model.context_length}"
             yield Problem("rollout.num_tokens", what, fix="generate fewer", involves=("learn", "model"))
         for name, grid in self.grids.named.items():
             where = f"grids.{name}.parallel"
@@ -55,14 +55,18 @@ class PolicySettings(RLSettings):
 
 
 class PolicyContainer(RLContainer):
-    """The services of a reinforcement-learning run, the corpus and the reward."""
+    """Services of this script.
+
+    Inherited from RLContainer: see ``containers/rl.py``.
+    Added here: corpus and reward (RUNTIME).
+    """
 
     corpus = service(Phase.RUNTIME, Corpus, RLContainer.settings.provided.corpus)
     reward = service(Phase.RUNTIME, Reward, RLContainer.settings.provided.reward, RLContainer.tokenizer)
 
 
 class PolicyRuntime(RLRuntime, container=PolicyContainer):
-    """What `train` is given."""
+    """The services that `train` uses."""
 
     settings: PolicySettings
     corpus: Corpus
@@ -70,28 +74,28 @@ class PolicyRuntime(RLRuntime, container=PolicyContainer):
 
 
 def train(runtime: PolicyRuntime) -> None:
-    """Improve the policy from the latest checkpoint of this run, or else from the pretrained one."""
+    """Train the policy, from this run's latest checkpoint if there is one, or else from the pretrained GPT."""
     from tqdm import tqdm
 
-    from policy import Learner, make_model, mean_reward, pass_on, sample  # torch is imported here
-    from trained import resume
+    from gpt.training_state import resume_or_load_pretrained  # imports torch, after the settings are validated
+    from rl.policy import PolicyTrainer, build_model, exchange_samples, generate_samples, mean_reward
 
     runtime.start()
     settings, checkpointer = runtime.settings, runtime.checkpointer
-    learner = Learner(runtime) if runtime.grids["trainer"].is_here else None
+    trainer = PolicyTrainer(runtime) if runtime.grids["trainer"].is_here else None
     if runtime.rollout.is_here:
-        runtime.rollout.load(make_model(runtime, "rollout"))
+        runtime.rollout.load(build_model(runtime, "rollout"))
     state: dict[str, Any] = {f"{name}_rng": streams for name, streams in runtime.rngs.items()}
-    state |= {"trainer": learner} if learner else {}
-    first, steps = resume(runtime, state), settings.learn.steps
+    state |= {"trainer": trainer} if trainer else {}
+    first, steps = resume_or_load_pretrained(runtime, state), settings.learn.steps
     bar = tqdm(range(first + 1, steps + 1), initial=first, total=steps, disable=settings.launch.rank != 0)
     for step in bar:
-        runtime.rollout.update(learner.model if learner else None)
-        sampled = sample(runtime, step)
-        reward = mean_reward(runtime, sampled)
-        received = pass_on(runtime, sampled)
-        if learner and received:
-            learner.step(received[0], received[1] - reward)
+        runtime.rollout.update(trainer.model if trainer else None)
+        samples = generate_samples(runtime, step)
+        reward = mean_reward(runtime, samples)
+        received = exchange_samples(runtime, samples)
+        if trainer and received:
+            trainer.step(received[0], received[1] - reward)
         bar.set_postfix(reward=f"{reward:.3f}")
         runtime.writer.scalar("reward", reward, step)
         if checkpointer.due(step, last=steps):

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-from runtime_di.capabilities import CudaDevice, Requirement
 from runtime_di.errors import Problem, ServiceError
-from runtime_di.launch import LaunchSettings
-from runtime_di.section import Section
+from runtime_di.settings.capabilities import CudaDevice, Requirement
+from runtime_di.settings.launch import LaunchSettings
+from runtime_di.settings.section import Section
 
 if TYPE_CHECKING:
     import torch
 
 
 class DeviceSettings(Section):
-    """Which kind of device to compute on."""
+    """Kind of device that ranks compute on."""
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto`` is CUDA where there is a usable GPU, else the CPU."""
 
     def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:
-        """Need a CUDA driver if CUDA is wanted."""
+        """Require a CUDA driver for ``cuda``."""
         return [CudaDevice("kind")] if self.kind == "cuda" else []
 
 
 def open_device(settings: DeviceSettings, launch: LaunchSettings) -> torch.device:
-    """Choose this rank's device, and make it the current one if it is a GPU: ranks of a node take its GPUs in order.
+    """Choose the device of this rank, and make a GPU the current device; ranks of a node take its GPUs in order.
 
     Raises:
-        ServiceError: CUDA is wanted and does not work, or the node has fewer GPUs than ranks.
+        ServiceError: ``cuda`` is set and does not work, or the node has fewer GPUs than ranks.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The cache of keys and values: what attention has already worked out for the sequences being generated."""
+"""The KV cache: keys and values that attention has computed for the sequences being generated."""
 
 from __future__ import annotations
 
@@ -8,68 +8,68 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import PositiveInt
 
-from runtime_di.capabilities import CudaDevice, Module, Requirement
 from runtime_di.errors import Problem, ServiceError
-from runtime_di.section import Section
+from runtime_di.settings.capabilities import CudaDevice, Module, Requirement
+from runtime_di.settings.section import Section
 
 if TYPE_CHECKING:
     import torch
 
-    from runtime_di.launch import LaunchSettings
+    from runtime_di.settings.launch import LaunchSettings
 
 _TAG = "kv_cache"
 
 
 class KVCacheSettings(Section):
-    """How many sequences are generated at once, and how long they get."""
+    """Number of sequences that are generated at once, and their length."""
 
     sequences: PositiveInt = 8
-    """Sequences that the cache has room for; further ones wait for their turn."""
+    """Sequences for which the cache has room; further sequences are queued."""
     length: PositiveInt = 128
-    """Most tokens of a sequence, its prompt included."""
+    """Maximum number of tokens of a sequence, its prompt included."""
     offload: bool = False
-    """Let `KVCache.pause` move the cache from the GPU to the host; needs the package torch_memory_saver."""
+    """Whether `KVCache.pause` moves the cache from the GPU to the host; needs the package torch_memory_saver."""
 
     def requires(self, launch: LaunchSettings) -> Iterable[Requirement]:
-        """Need the package, and a GPU to free, only where the cache is to be moved."""
+        """Require the package and a GPU only if the cache is offloaded."""
         return [Module("offload", "torch_memory_saver"), CudaDevice("offload")] if self.offload else []
 
 
 class MemorySaver(Protocol):
-    """What we use of ``torch_memory_saver``: allocations under a tag, which leave the GPU and come back in place."""
+    """The interface of ``torch_memory_saver``: moves tagged allocations to the host and back to the same addresses."""
 
     def region(self, tag: str, enable_cpu_backup: bool) -> AbstractContextManager[None]:
-        """Tag what is allocated in the block."""
+        """Tag the allocations of the block."""
 
     def pause(self, tag: str) -> None:
-        """Move what is tagged to the host, and give its GPU memory back."""
+        """Move tagged allocations to the host, and free their GPU memory."""
 
     def resume(self, tag: str) -> None:
-        """Move it back, to the same addresses."""
+        """Move tagged allocations back to the same addresses."""
 
 
 class KVCache:
     """One tensor for the keys and values of all layers, allocated once and written in place.
 
     Attributes:
-        sequences: sequences that it has room for.
-        length: most tokens of each.
+        sequences: sequences for which it has room.
+        length: maximum number of tokens of each.
     """
 
     def __init__(self, settings: KVCacheSettings, device: torch.device, saver: MemorySaver | None = None) -> None:
-        """Allocate nothing yet; ``saver`` is what moves the cache off the device, if anything does."""
+        """Allocate nothing yet; ``saver``, if any, moves the cache off the device."""
         self.sequences, self.length = settings.sequences, settings.length
         self._device, self._saver = device, saver
         self._block: torch.Tensor | None = None
         self._paused = False
 
     def block(self, num_layers: int, num_heads: int, head_width: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The cache of a model: (layers, keys | values, sequences, heads of this rank, length, head width).
+        """Return the cache of a model: (layers, keys | values, sequences, heads of this rank, length, head width).
 
-        The first call allocates it, of zeros; later ones give the same tensor.
+        The first call allocates it, filled with zeros; later calls return the same tensor.
 
         Raises:
-            ServiceError: it has another shape already, or is paused.
+            ServiceError: it already has another shape, or is paused.
         """
         import torch
 
@@ -80,33 +80,33 @@ class KVCache:
             with self._saver.region(tag=_TAG, enable_cpu_backup=True) if self._saver else nullcontext():
                 self._block = torch.zeros(shape, dtype=dtype, device=self._device)
         if tuple(self._block.shape) != shape:
-            what = f"has the shape {tuple(self._block.shape)}, and {shape} is asked for"
+            what = f"has the shape {tuple(self._block.shape)}, and {shape} is requested"
             raise _error(what, fix="open a runtime for each model")
         return self._block
 
     def pause(self) -> None:
-        """Give the device's memory back until `resume`; nothing where offload is off."""
+        """Free the device memory until `resume`; without offload, do nothing."""
         if self._saver and self._block is not None and not self._paused:
             self._saver.pause(_TAG)
             self._paused = True
 
     def resume(self) -> None:
-        """Bring the cache back as it was."""
+        """Restore the cache to the device with its contents."""
         if self._saver and self._paused:
             self._saver.resume(_TAG)
             self._paused = False
 
     def release(self) -> None:
-        """Let go of the memory."""
+        """Free the memory."""
         self.resume()
         self._block = None
 
 
 def open_kv_cache(settings: KVCacheSettings, device: torch.device) -> Iterator[KVCache]:
-    """Make the cache of this rank; memory is taken once a model's shape is known.
+    """Create the cache of this rank; memory is allocated once a model's shape is known.
 
     Raises:
-        ServiceError: the cache is to be moved off a device that is no GPU.
+        ServiceError: offload is set and the device is not a GPU.
     """
     if settings.offload and device.type != "cuda":
         raise _error(f"can be offloaded from a GPU only, and this rank computes on '{device}'", fix="unset it")
@@ -119,7 +119,7 @@ def _open_saver() -> MemorySaver:
     import torch_memory_saver
 
     saver: Any = torch_memory_saver.torch_memory_saver
-    with suppress(AssertionError):  # a program that has used it before us has chosen its mode
+    with suppress(AssertionError):  # the program has used it before and chosen its mode
         saver.hook_mode = "torch"  # the other mode works only under LD_PRELOAD
     return saver  # type: ignore[no-any-return]
 

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from runtime_di.section import Section
+from runtime_di.settings.section import Section
 
 if TYPE_CHECKING:
-    from runtime_di.launch import LaunchSettings
     from runtime_di.providers.vocabulary import Vocabulary
+    from runtime_di.settings.launch import LaunchSettings
 
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
@@ -18,7 +18,7 @@ LOGGER = "runtime_di"
 
 
 class LogSettings(Section):
-    """How much the runtime logs."""
+    """Log levels of the runtime, by rank."""
 
     level: Level = "INFO"
     """Least severe level that rank 0 logs."""
@@ -35,11 +35,10 @@ class LogSettings(Section):
 def open_log(
     settings: LogSettings, launch: LaunchSettings, vocabulary: Vocabulary | None = None
 ) -> Iterator[logging.Logger]:
-    """Set up the logger ``runtime_di``, tell the vocabulary, and put the logger back as it was on close.
+    """Configure the logger ``runtime_di``, log the vocabulary, and restore the logger on close.
 
-    A program that configured logging gets the lines through its own handlers, in its own format; otherwise the logger
-    writes to standard error itself and passes nothing on, so that no line appears twice if the program configures
-    logging later.
+    If the program has configured logging, its own handlers print the lines. Otherwise the logger writes to standard
+    error and does not propagate, so that no line is printed twice if the program configures logging later.
     """
     logger = logging.getLogger(LOGGER)
     level, propagate = logger.level, logger.propagate
@@ -54,7 +53,7 @@ def open_log(
             logger.info("%s", vocabulary)
         yield logger
     finally:
-        if logger.level == own_level:  # else another runtime, opened before this one, has put it back already
+        if logger.level == own_level:  # else another runtime, opened before this one, has already restored it
             logger.setLevel(level)
         if handler is not None:
             logger.propagate = propagate

@@ -1,4 +1,4 @@
-"""How the global batch of a step is cut into micro batches."""
+"""Division of the global batch of a step into micro batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 from pydantic import PositiveInt, model_validator
 
 from runtime_di.errors import Problem, SettingsError
-from runtime_di.section import Section
+from runtime_di.settings.section import Section
 
 
 class RampUp(Section):
@@ -26,10 +26,10 @@ class RampUp(Section):
 
 
 class ScheduleStep(Section):
-    """A global batch size that holds for a while."""
+    """A global batch size that applies up to a number of consumed samples."""
 
     until: PositiveInt
-    """Consumed samples at which the next step, or at last ``global_size``, takes over."""
+    """Consumed samples at which the next step, or finally ``BatchSettings.global_size``, applies."""
     global_size: PositiveInt
     """Global batch size until then."""
 
@@ -38,24 +38,24 @@ class BatchSettings(Section):
     """Sizes of the batches, in samples."""
 
     global_size: PositiveInt | None = None
-    """Samples of one training step over all ranks; one micro batch a data-parallel rank if not given."""
+    """Samples of one training step over all ranks; by default one micro batch a data-parallel rank."""
     micro_size: PositiveInt = 1
     """Samples of one forward pass on one data-parallel rank."""
     ramp_up: RampUp | None = None
-    """Growth up to ``global_size``."""
+    """Growth of the global batch size up to ``global_size``."""
     schedule: tuple[ScheduleStep, ...] = ()
     """Other global batch sizes, by consumed samples, before ``global_size``."""
     decrease_if_needed: bool = False
-    """Round a global batch size that cannot be shared evenly down to one that can."""
+    """Round a global batch size that cannot be divided evenly down to one that can."""
 
     @model_validator(mode="after")
-    def _growth_is_clear(self) -> Self:
+    def _growth_is_unambiguous(self) -> Self:
         if self.ramp_up is not None and self.schedule:
-            raise ValueError("ramp_up and schedule exclude each other: give one of them")
+            raise ValueError("ramp_up and schedule exclude each other: set only one of them")
         if self.decrease_if_needed and self.schedule:
-            raise ValueError("decrease_if_needed cannot be used with a schedule: give sizes that need no decrease")
+            raise ValueError("decrease_if_needed cannot be used with a schedule: use sizes that need no decrease")
         if self.global_size is None and (self.ramp_up is not None or self.schedule):
-            raise ValueError("ramp_up and schedule lead up to global_size: give it too")
+            raise ValueError("ramp_up and schedule need global_size: set it too")
         return self
 
     @model_validator(mode="after")
@@ -73,14 +73,16 @@ class BatchSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _schedule_moves_on(self) -> Self:
+    def _schedule_is_ascending(self) -> Self:
         for before, after in pairwise(self.schedule):
             if after.until <= before.until:
-                raise ValueError(f"schedule must be in order of until, but {after.until} follows {before.until}")
+                raise ValueError(
+                    f"schedule must be in ascending order of until, but {after.until} follows {before.until}"
+                )
         return self
 
     def problems(self, data_parallel: int) -> Iterable[Problem]:
-        """Tell the sizes that ``data_parallel`` ranks cannot share evenly."""
+        """Yield the sizes that cannot be divided evenly among ``data_parallel`` ranks."""
         unit = self.micro_size * data_parallel
         rule = "smaller than" if self.decrease_if_needed else "not divisible by"
         for where, label, size in self._sizes():
@@ -94,7 +96,7 @@ class BatchSettings(Section):
                 )
 
     def stages(self, global_size: int) -> Iterator[tuple[int, int]]:
-        """Yield the consumed samples at which a size ends, with that size, for all but the last."""
+        """Yield, for all sizes but the last, the consumed samples at which the size ends, and the size."""
         for step in self.schedule:
             yield step.until, step.global_size
         if self.ramp_up is not None:
@@ -121,7 +123,7 @@ def ceil_div(dividend: int, divisor: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How one training step cuts its batch.
+    """Division of one training step's batch.
 
     Attributes:
         global_size: samples of the step over all ranks.
@@ -135,11 +137,11 @@ class BatchPlan:
 
 
 class MicrobatchCalculator:
-    """Tells the plan of a step by the samples consumed before it, and keeps no count of its own.
+    """Computes the batch plan of a step from the samples consumed before it; keeps no count itself.
 
     Args:
         settings: sizes without `problems` for ``data_parallel``.
-        data_parallel: ranks that share a global batch.
+        data_parallel: number of ranks that share a global batch.
     """
 
     micro_size: int
@@ -166,8 +168,8 @@ def open_microbatches(settings: BatchSettings, data_parallel: int) -> Microbatch
     """Build the calculator.
 
     Raises:
-        SettingsError: a size cannot be shared evenly.
+        SettingsError: a size cannot be divided evenly.
     """
     if problems := list(settings.problems(data_parallel)):
-        raise SettingsError("Batches cannot be shared among the data-parallel ranks:", problems)
+        raise SettingsError("Batches cannot be divided among the data-parallel ranks:", problems)
     return MicrobatchCalculator(settings, data_parallel)

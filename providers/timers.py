@@ -1,4 +1,4 @@
-"""Timers of the parts of a training step."""
+"""Timers for the parts of a training step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from runtime_di.errors import Problem, ServiceError
-from runtime_di.section import Section
+from runtime_di.settings.section import Section
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -20,27 +20,27 @@ Report = Literal["max", "minmax", "all"]
 
 
 class TimerSettings(Section):
-    """What is timed, and how ranks are put together."""
+    """What is timed, and how the times of several ranks are combined."""
 
     level: Annotated[int, Field(ge=0, le=2)] = 0
-    """0 times only what always counts, 1 the parts of a step too, 2 everything."""
+    """0 times only level 0, 1 also the parts of a step, 2 everything."""
     report: Report = "max"
-    """Seconds told of several ranks: the most, the least and the most, or those of every rank."""
+    """Seconds reported for several ranks: the maximum, minimum and maximum, or those of every rank."""
 
 
 class Timers:
     """Sums up seconds by name; for one thread.
 
-    A timer above ``level`` costs a lookup, measures nothing and is in no report, but must be used in pairs as well.
+    A timer above ``level`` costs a lookup, measures nothing and is in no report; it too must start and stop in pairs.
 
     Args:
-        clock: returns seconds that never go backwards.
+        clock: returns monotonic seconds.
         level: highest level that is measured.
-        report: what `reduce` tells of several ranks.
+        report: what `reduce` returns for several ranks.
 
     Attributes:
-        synchronize: waits until the device has done its work, called when a timer starts and stops;
-            ``torch.cuda.synchronize`` once a GPU is in use. ``None`` times what the host does.
+        synchronize: blocks until the device has finished its work; called when a timer starts and stops. Set it to
+            ``torch.cuda.synchronize`` once a GPU is in use. ``None`` times the host only.
     """
 
     synchronize: Callable[[], object] | None
@@ -55,7 +55,7 @@ class Timers:
 
     @contextmanager
     def __call__(self, name: str, level: int = 1) -> Iterator[None]:
-        """Time the body; a body that raises is not counted, and the device is not waited for."""
+        """Time the body; if it raises, the run is not counted and the device not synchronised."""
         self.start(name, level)
         try:
             yield
@@ -68,27 +68,27 @@ class Timers:
         """Start a timer.
 
         Raises:
-            ServiceError: it runs already.
+            ServiceError: it is already running.
         """
         if name in self._started:
-            raise _unpaired(name, "was started while it runs", "stop it first, or give the inner part another name")
+            raise _unpaired(name, "was started while running", "stop it first, or give the inner part another name")
         self._started[name] = self._now() if level <= self._level else None
 
     def stop(self, name: str) -> None:
         """Stop a timer and add its seconds to those since the last reset.
 
         Raises:
-            ServiceError: it does not run.
+            ServiceError: it is not running.
         """
         if name not in self._started:
-            raise _unpaired(name, "was stopped but does not run", "start it first")
+            raise _unpaired(name, "was stopped while not running", "start it first")
         started = self._started[name]
         if started is not None:
             self._seconds[name] = self._seconds.get(name, 0.0) + self._now() - started
         del self._started[name]
 
     def elapsed(self, name: str, reset: bool = True) -> float:
-        """Return the seconds of all stopped runs since the last reset; 0 for a timer that measured nothing."""
+        """Return the seconds of all finished runs since the last reset; 0 for a timer that measured nothing."""
         return self._seconds.pop(name, 0.0) if reset else self._seconds.get(name, 0.0)
 
     def report(self, reset: bool = True) -> dict[str, float]:
@@ -99,17 +99,17 @@ class Timers:
         return seconds
 
     def reduce(self, group: ProcessGroup | None = None, reset: bool = True) -> dict[str, tuple[float, ...]]:
-        """Put the reports of a group's ranks together, with one collective that every rank of it calls.
+        """Combine the reports of a group's ranks; one collective, which every rank of the group calls.
 
-        Ranks may have measured different timers; all get the same result, in the order of names.
+        Ranks may have measured different timers. All ranks return the same result, sorted by name.
 
         Args:
-            group: the ranks; the whole world if not given.
-            reset: start again from 0.
+            group: the ranks; the whole world by default.
+            reset: whether to restart from 0.
 
         Returns:
-            By name ``(most,)``, ``(least, most)``, or the seconds of every rank of the group, NaN for one that
-            measured none.
+            Name to ``(maximum,)``, ``(minimum, maximum)``, or the seconds of every rank of the group, NaN for a rank
+            that has not measured the timer.
         """
         import torch.distributed as dist
 
@@ -118,7 +118,7 @@ class Timers:
         return {name: self._reduced(name, reports) for name in sorted(set().union(*reports))}
 
     def stop_all(self) -> None:
-        """Forget the runs that have not stopped, without waiting for the device."""
+        """Discard the runs that have not stopped, without synchronising the device."""
         self._started.clear()
 
     def _reduced(self, name: str, reports: list[dict[str, float]]) -> tuple[float, ...]:
@@ -138,7 +138,7 @@ def _unpaired(name: str, what: str, fix: str) -> ServiceError:
 
 
 def open_timers(settings: TimerSettings, clock: Clock = time.perf_counter) -> Iterator[Timers]:
-    """Make timers that wait for no device; the training loop sets ``synchronize`` when it has one."""
+    """Create timers that synchronise no device; the training loop sets ``synchronize`` when it uses one."""
     timers = Timers(clock, level=settings.level, report=settings.report)
     yield timers
     timers.stop_all()

@@ -1,6 +1,5 @@
 """The dependency-injection service container for distributed ML runtimes."""
 
-from runtime_di.capabilities import CudaDevice, Module, ReadableFile, Requirement, WritableFolder
 from runtime_di.errors import (
     AgreementError,
     CapabilityError,
@@ -15,13 +14,15 @@ from runtime_di.errors import (
     SettingsError,
     VocabularyError,
 )
-from runtime_di.launch import LaunchSettings
 from runtime_di.phases import Phase
-from runtime_di.plan import Plan
+from runtime_di.plan.declarations import RuntimeContainer, service
+from runtime_di.plan.model import Plan
 from runtime_di.runtime import Runtime
-from runtime_di.section import Mark, Section
-from runtime_di.services import RuntimeContainer, service
-from runtime_di.settings import RuntimeSettings
+from runtime_di.settings.capabilities import CudaDevice, Module, ReadableFile, Requirement, WritableFolder
+from runtime_di.settings.launch import LaunchSettings
+from runtime_di.settings.marks import Mark
+from runtime_di.settings.model import RuntimeSettings
+from runtime_di.settings.section import Section
 
 __all__ = [
     "AgreementError",

@@ -1,9 +1,10 @@
-"""The error tree: every fault that the runtime tells its user, with what, where and how to mend it."""
+"""The error tree: every error that runtime-di raises says what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +14,11 @@ class Problem:
     Attributes:
         where: dotted path of a setting, or name of a service.
         what: the rule that is broken, as a sentence without a full stop.
-        value: the value given, already rendered and masked where secret; ``None`` if there is none to show.
+        value: the rejected value as text, masked if it is secret; ``None`` if there is nothing to print.
         source: where the value came from, such as ``command line``.
         fix: what to do about it.
         details: further ``(label, text)`` lines, such as the path of a cycle.
-        involves: other settings that the rule reads; it is not told when one of them is invalid by itself.
+        involves: other settings that the rule reads; the problem is left out if one of them is itself invalid.
     """
 
     where: str
@@ -44,7 +45,7 @@ class RuntimeDIError(Exception):
 
 
 class ProblemsError(RuntimeDIError):
-    """Base of the errors that tell several problems at once."""
+    """Base of the errors that report several problems at once."""
 
     def __init__(self, heading: str, problems: Iterable[Problem] = ()) -> None:
         self.heading = heading
@@ -52,12 +53,12 @@ class ProblemsError(RuntimeDIError):
         super().__init__(heading, self.problems)
 
     def __str__(self) -> str:
-        told = "\n".join(str(problem) for problem in self.problems)
-        return "\n".join([self.heading, *("  " + line for line in told.splitlines())])
+        text = "\n".join(str(problem) for problem in self.problems)
+        return "\n".join([self.heading, *("  " + line for line in text.splitlines())])
 
 
 class SettingsError(ProblemsError, ValueError):
-    """Settings are invalid, on any machine."""
+    """The settings are invalid on every machine."""
 
 
 class PlanError(ProblemsError):
@@ -65,15 +66,15 @@ class PlanError(ProblemsError):
 
 
 class CapabilityError(ProblemsError):
-    """Valid settings need something that this machine lacks."""
+    """The settings are valid, but this machine lacks something that they need."""
 
 
 class OverrideError(ProblemsError, TypeError):
-    """An override names no service, or does not fit the service's annotated type."""
+    """An override names an unknown service, or does not fit the service's annotated type."""
 
 
 class AgreementError(ProblemsError):
-    """Ranks of one job were started with different settings, plans or versions."""
+    """The ranks of one job differ in settings, plan or versions."""
 
 
 class VocabularyError(ProblemsError, ValueError):
@@ -85,15 +86,21 @@ class ServiceError(ProblemsError):
 
 
 class ServiceDisabledError(ProblemsError, LookupError):
-    """A service was asked for that the settings switch off."""
+    """The requested service is switched off by the settings, or was not provided by the caller."""
+
+    @classmethod
+    def until_overridden(cls, name: str, instead: str) -> Self:
+        """Create the error of a service that only the caller provides; ``instead`` says what happens without it."""
+        fix = f"pass one to open(): overrides={{'{name}': ...}}"
+        return cls(f"No '{name}' was provided.", [Problem(name, f"none was provided, so {instead}", fix=fix)])
 
 
 class ClosedError(ProblemsError):
-    """A service was asked of a runtime that is closed, or that belongs to the parent of a forked process."""
+    """A service was requested from a runtime that is closed, or that a parent process opened before a fork."""
 
 
 class CloseError(ExceptionGroup[Exception], RuntimeDIError):
-    """Teardowns that failed while the rest went on."""
+    """The errors of failed teardowns; every other teardown has run as well."""
 
     def derive(self, excs: Sequence[Exception], /) -> CloseError:  # type: ignore[override]
         return CloseError(self.message, excs)

@@ -1,4 +1,4 @@
-"""The main of an entrypoint: from the command line to an exit status."""
+"""The main function of an entrypoint: from the command line to an exit status."""
 
 from __future__ import annotations
 
@@ -10,50 +10,58 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
-from runtime_di import sources
 from runtime_di.errors import CapabilityError, ProblemsError, ServiceError, SettingsError, VocabularyError
-
-if TYPE_CHECKING:
-    from runtime_di.runtime import Runtime
+from runtime_di.settings import sources
 
 _log = logging.getLogger("runtime_di")
 
-R = TypeVar("R", bound="Runtime")
+
+class OpenedRuntime(Protocol):
+    """A runtime that its ``with`` block closes."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None, /
+    ) -> None: ...
+
+
+R = TypeVar("R", bound=OpenedRuntime)
 
 STATUS_FAILED = 1
 STATUS_REFUSED = 2
 
 
 class Stopped(SystemExit):
-    """A signal asked this process to stop; it leaves through every teardown."""
+    """Raised when a signal stops this process, so that every teardown runs."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(128 + signum)
         self.signum = signum
 
 
-def run_main(runtime: type[R], body: Callable[[R], object], argv: Sequence[str] | None) -> NoReturn:
-    """Run ``body`` in an opened ``runtime`` and exit; see `Runtime.main`."""
+def run_main(open_runtime: Callable[[], R], body: Callable[[R], object]) -> NoReturn:
+    """Open a runtime, run ``body`` in it and exit; see `Runtime.main`."""
     with _stopping_on(signal.SIGTERM):
         try:
-            with runtime.open(runtime.settings_class().load(argv)) as opened:
+            with open_runtime() as opened:
                 body(opened)
         except KeyboardInterrupt:
             _leave(128 + signal.SIGINT)
         except Stopped as stopped:
             _leave(128 + stopped.signum)
         except (SettingsError, CapabilityError, VocabularyError) as error:
-            _tell(error, str(error))
+            _report(error, str(error))
             _leave(STATUS_REFUSED)
-        except Exception as error:  # noqa: BLE001 - the outermost frame: told, then an exit status
-            mendable = isinstance(error, ProblemsError) and not isinstance(error, ServiceError)
-            _tell(error, str(error) if mendable else traceback.format_exc())
+        except Exception as error:  # noqa: BLE001 - the outermost frame reports it and exits
+            explains_itself = isinstance(error, ProblemsError) and not isinstance(error, ServiceError)
+            _report(error, str(error) if explains_itself else traceback.format_exc())
             _leave(STATUS_FAILED)
     _leave(0)
 
@@ -64,9 +72,9 @@ def _leave(status: int) -> NoReturn:
 
 @contextmanager
 def _stopping_on(signum: signal.Signals) -> Iterator[None]:
-    """Turn a signal into an exception while the block runs; a handler that was there is put back."""
+    """Raise `Stopped` when the signal arrives during the block; the previous handler is restored afterwards."""
     if threading.current_thread() is not threading.main_thread():
-        _log.warning("%s is not handled: Python lets the main thread alone handle signals", signum.name)
+        _log.warning("%s is not handled: Python handles signals only in the main thread", signum.name)
         yield
         return
 
@@ -80,7 +88,7 @@ def _stopping_on(signum: signal.Signals) -> Iterator[None]:
         signal.signal(signum, previous or signal.SIG_DFL)
 
 
-def _tell(error: BaseException, text: str) -> None:
+def _report(error: BaseException, text: str) -> None:
     launch: dict[str, Any] = dict(sources.launch_layer().values.get("launch", {}))
     prefix = f"[rank {launch['rank']}] " if launch.get("world_size", "1") != "1" and "rank" in launch else ""
     sys.stderr.write("".join(f"{prefix}{line}\n" for line in text.splitlines()))
@@ -89,10 +97,10 @@ def _tell(error: BaseException, text: str) -> None:
 
 
 def _write_error_file(path: Path, error: BaseException, text: str) -> None:
-    """Tell torchelastic's agent why this process ends, in the form that its own ``record`` writes."""
-    told = f"{type(error).__name__}: {error}"
-    extra = {"py_callstack": told if text == str(error) else text, "timestamp": str(int(time.time()))}
-    message = {"message": told, "extraInfo": extra}
+    """Write the error for torchelastic's agent, in the format of torchelastic's ``record`` decorator."""
+    summary = f"{type(error).__name__}: {error}"
+    extra = {"py_callstack": summary if text == str(error) else text, "timestamp": str(int(time.time()))}
+    message = {"message": summary, "extraInfo": extra}
     partial = path.with_suffix(".partial")
     try:
         partial.write_text(json.dumps({"message": message}))

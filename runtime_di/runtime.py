@@ -1,4 +1,4 @@
-"""What an entrypoint holds: a typed view of the services of one opening."""
+"""The runtime of an entrypoint: a typed view of the services of one opening."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, dataclass_trans
 
 from dependency_injector import containers
 
-from runtime_di import hints
 from runtime_di.errors import CapabilityError, CloseError, PlanError, Problem, SettingsError
-from runtime_di.lifecycle import Lifecycle
+from runtime_di.lifecycle.build import Lifecycle
+from runtime_di.lifecycle.overrides import Scope, effective_overrides, overriding, validated_overrides
+from runtime_di.lifecycle.requirements import unmet
+from runtime_di.lifecycle.warm_reads import WarmReads
+from runtime_di.lifecycle.wiring import wire_modules
 from runtime_di.main import run_main
-from runtime_di.overrides import Scope, checked, in_force, overriding
 from runtime_di.phases import Phase
-from runtime_di.plan import Plan
-from runtime_di.requirements import unmet
-from runtime_di.services import RuntimeContainer
-from runtime_di.settings import RuntimeSettings
-from runtime_di.warm import Warm
-from runtime_di.wiring import wire_modules
+from runtime_di.plan import type_hints
+from runtime_di.plan.declarations import RuntimeContainer
+from runtime_di.plan.model import Plan
+from runtime_di.settings.model import RuntimeSettings
 
 _NAMES_OF_CONTAINERS = frozenset(dir(containers.DynamicContainer()))
 
 
 class _Service:
-    """Resolves a service on its first read; the value then lies in the instance, and a warm read is a plain one."""
+    """Builds a service on its first read. The value is then stored on the instance: later reads are plain ones."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -37,13 +37,13 @@ class _Service:
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 class Runtime:
-    """Base of the typed views; a subclass names its container and annotates one attribute a service.
+    """Base of the typed views. A subclass names its container and annotates one attribute per service.
 
     ``class MyRuntime(TrainingRuntime, container=MyContainer): retriever: Retriever``
 
     Attributes:
-        settings: the validated settings; a subclass annotates its own class.
-        container: the opened container, for ``@inject`` and for providers that are no services.
+        settings: the validated settings; a subclass annotates its own settings class.
+        container: the opened container, for ``@inject`` and for providers that are not services.
     """
 
     settings: RuntimeSettings
@@ -55,7 +55,7 @@ class Runtime:
 
         def __init__(self) -> None:
             name = type(self).__name__
-            raise TypeError(f"{name} is not made by calling it; use {name}.open(settings)")
+            raise TypeError(f"{name} is not created by calling it; use {name}.open(settings)")
 
     def __init_subclass__(cls, container: type[RuntimeContainer] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -63,32 +63,37 @@ class Runtime:
         if container is not None:
             cls._container_class = container
         for name in Plan(cls._container_class).services:
-            if name not in cls.own_names():
+            if name not in cls.reserved_names():
                 setattr(cls, name, _Service(name))
 
     @classmethod
-    def own_names(cls) -> set[str]:
-        """Names that no service may have."""
+    def reserved_names(cls) -> set[str]:
+        """Names that a service must not have."""
         return {"settings", "container", *vars(Runtime), *_NAMES_OF_CONTAINERS}
 
     @classmethod
     def service_annotations(cls) -> dict[str, tuple[Any, str]]:
-        """Service to its annotation and the module that it was written in."""
-        own = cls.own_names()
+        """Service name to its annotation and the module in which it is written."""
+        own = cls.reserved_names()
         return {
             name: found
-            for name, found in hints.annotations_of(cls).items()
-            if name not in own and not name.startswith("_") and not hints.is_class_variable(*found)
+            for name, found in type_hints.annotations_of(cls).items()
+            if name not in own and not name.startswith("_") and not type_hints.is_class_variable(*found)
         }
+
+    @classmethod
+    def settings_annotation(cls) -> tuple[Any, str]:
+        """The annotation of ``settings`` and the module in which it is written."""
+        return type_hints.annotations_of(cls)["settings"]
 
     @classmethod
     def settings_class(cls) -> type[RuntimeSettings]:
         """The class that ``settings`` is annotated with."""
-        annotation, module = hints.annotations_of(cls)["settings"]
-        resolved = hints.resolve(annotation, module)
+        annotation, module = cls.settings_annotation()
+        resolved = type_hints.resolve(annotation, module)
         if not (isinstance(resolved, type) and issubclass(resolved, RuntimeSettings)):
-            what = f"its annotation {annotation} is no RuntimeSettings that module {module} knows"
-            fix = f"annotate a class of that module in {cls.__name__}"
+            what = f"its annotation {annotation} is not a RuntimeSettings class known to module {module}"
+            fix = f"annotate a class known to that module in {cls.__name__}"
             raise PlanError(f"{cls.__name__} cannot be built as declared.", [Problem("settings", what, fix=fix)])
         return resolved
 
@@ -105,31 +110,31 @@ class Runtime:
         overrides: Mapping[Any, Any] | None = None,
         wire: Sequence[ModuleType] = (),
     ) -> Self:
-        """Validate everything and return a runtime whose services are built when they are first asked for.
+        """Validate everything and return a runtime whose services are built on first use.
 
         Args:
-            settings: validated anew here; the class's defaults if not given.
-            overrides: service, by name or by container attribute, to the object that takes its place; stronger than
+            settings: validated again here; by default the settings class's defaults.
+            overrides: service, by name or by container attribute, to the object that replaces it; stronger than
                 those of an `overriding` scope.
             wire: modules whose ``@inject`` functions receive services of this runtime until it is closed.
 
         Raises:
             SettingsError: the settings are invalid, or of another class than this runtime's.
-            PlanError: the container is wrongly declared.
-            OverrideError: an override names no service, or does not fit its annotated type.
+            PlanError: the container's declarations are wrong.
+            OverrideError: an override names an unknown service, or does not fit its annotated type.
             CapabilityError: this machine lacks what the settings of an enabled service need.
-            ServiceError: a module to wire asks for a service that does not exist.
+            ServiceError: a wired module asks for a service that does not exist.
         """
         settings = cls._validated(settings)
         plan = cls._checked_plan()
-        given = in_force(cls, plan, overrides or {})
+        replacements = effective_overrides(plan, overrides or {})
         runtime = object.__new__(cls)
-        warm = Warm(vars(runtime))
-        lifecycle = Lifecycle(plan, settings, given, warm)
+        warm = WarmReads(vars(runtime))
+        lifecycle = Lifecycle(plan, settings, replacements, warm)
         try:
             if problems := list(unmet(lifecycle.enabled, settings)):
-                raise CapabilityError(f"This machine lacks what {cls.__name__} needs as set.", problems)
-            warm.bind(plan.overriding(given), settings, lifecycle.resolve)
+                raise CapabilityError(f"This machine lacks what {cls.__name__} needs with these settings.", problems)
+            warm.bind(plan.overriding(replacements), settings, lifecycle.resolve)
             vars(runtime).update(settings=settings, container=warm.container, _lifecycle=lifecycle)
             wire_modules(wire, warm.container)
         except BaseException:
@@ -139,40 +144,39 @@ class Runtime:
 
     @classmethod
     def overriding(cls, overrides: Mapping[Any, Any] | None = None, /, **by_name: Any) -> AbstractContextManager[None]:
-        """Have every opening within a ``with`` block take these overrides; an open runtime keeps what it has.
+        """Apply overrides to every opening within a ``with`` block; an open runtime keeps its services.
 
-        The scope is that of the thread or task that enters it; it holds for subclasses too, and an inner scope is
+        The scope belongs to the thread or task that enters it and applies to subclasses too. An inner scope is
         stronger than an outer one.
 
         Args:
             overrides: as for `open`.
-            **by_name: the same, by name.
+            **by_name: further overrides, by name.
 
         Raises:
-            OverrideError: as for `open`, at once.
+            OverrideError: as for `open`, raised by this call.
         """
-        given = checked(cls, cls._checked_plan(), overrides or {}, by_name)
-        return overriding(Scope(cls, given))
+        return overriding(Scope(cls, validated_overrides(cls._checked_plan(), overrides or {}, by_name)))
 
     @classmethod
     def main(cls, body: Callable[[Self], object], argv: Sequence[str] | None = None) -> NoReturn:
         """Load settings, open, run ``body``, close, and exit.
 
-        Exits with 0, with 2 if settings, command line or machine do not allow the start, with 1 after any other
-        error, and with 128 + signal when stopped by a signal. What the user can mend is told without a traceback.
+        The exit status is 0 on success, 2 if the settings, the command line or the machine prevent the start, 1 after
+        any other error, and 128 + signal after a signal. Errors that the user can fix are printed without a traceback.
         """
-        run_main(cls, body, argv)
+        run_main(lambda: cls.open(cls.settings_class().load(argv)), body)
 
     def start(self, through: Phase = Phase.WARMUP) -> Self:
-        """Build every enabled service of the phases up to ``through`` now, in order."""
+        """Build every enabled service of the phases up to and including ``through``, in order."""
         self._lifecycle.start(through)
         return self
 
     def close(self) -> None:
-        """Take down in reverse what was built; a second call does nothing.
+        """Take down the built services in reverse order; a second call has no effect.
 
         Raises:
-            CloseError: teardowns failed; all of them have run.
+            CloseError: some teardowns failed; all of them have run.
         """
         self._close(None)
 
@@ -189,7 +193,7 @@ class Runtime:
 
     @property
     def disabled(self) -> Mapping[str, str]:
-        """Name to reason of the services that the settings switch off."""
+        """Name to reason of every service that is switched off."""
         return {name: str(problem) for name, problem in self._lifecycle.disabled.items()}
 
     if TYPE_CHECKING:
@@ -218,7 +222,7 @@ class Runtime:
         if not isinstance(settings, wanted):
             raise SettingsError(
                 f"{cls.__name__} cannot open with a {type(settings).__name__}.\n"
-                f"  fix: give it a {wanted.__name__}, made by {wanted.__name__}.load() or {wanted.__name__}(...)"
+                f"  fix: pass a {wanted.__name__}, from {wanted.__name__}.load() or {wanted.__name__}(...)"
             )
         return settings.revalidated()
 

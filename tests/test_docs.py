@@ -1,4 +1,4 @@
-"""What the documents show, run."""
+"""The code and commands in the documents, run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+from tests.support.warm_python import run_script
+
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -39,6 +41,7 @@ def run(command: Sequence[str | Path], folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("document", "name"),
     [
@@ -52,9 +55,12 @@ def test_python_snippet_runs(document: Path, name: str, tmp_path: Path) -> None:
     """Every Python snippet of the documents runs as a script."""
     written(document, tmp_path)
 
-    run([name], tmp_path)
+    done = run_script([name], tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "document",
     [
@@ -64,19 +70,20 @@ def test_python_snippet_runs(document: Path, name: str, tmp_path: Path) -> None:
     ],
 )
 def test_tests_in_a_document_pass(document: Path, tmp_path: Path) -> None:
-    """What a document shows as tests is run by pytest, warnings as errors."""
+    """Tests in a document are run by pytest, warnings as errors."""
     paths = written(document, tmp_path)
 
     tests = [path for path in paths if path.name.startswith("test_")]
     run(["-m", "pytest", "-q", "-W", "error", "-p", "no:randomly", "-p", "no:cacheprovider", *tests], tmp_path)
 
 
-def test_mistake_of_the_readme_is_told_so(tmp_path: Path) -> None:
-    """The README's first entrypoint tells a wrong parallel size as the README shows it."""
+@pytest.mark.processes
+def test_error_message_of_the_readme_is_printed(tmp_path: Path) -> None:
+    """The README's first entrypoint reports a wrong parallel size with the README's message."""
     readme = (ROOT / "README.md").read_text()
     script = tmp_path / "entry.py"
     script.write_text(re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)[0])
-    (shown,) = re.findall(r"^```text\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    (expected,) = re.findall(r"^```text\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
 
     done = subprocess.run(
         [sys.executable, str(script), "--parallel.tensor", "3"],
@@ -87,14 +94,15 @@ def test_mistake_of_the_readme_is_told_so(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert (done.returncode, done.stderr) == (2, shown)
+    assert (done.returncode, done.stderr) == (2, expected)
 
 
-def test_commands_of_the_readme_answer() -> None:
+@pytest.mark.processes
+def test_commands_of_the_readme_work() -> None:
     """runtime-di plan, check and explain do what the README says."""
 
     def answer(*argv: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from runtime_di.cli import main; main()", *argv]
+        command = [sys.executable, "-c", "from runtime_di.cli.commands import main; main()", *argv]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     plan, mermaid = answer("plan", "training"), answer("plan", "training", "--mermaid")

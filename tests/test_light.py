@@ -1,4 +1,4 @@
-"""What importing, loading, planning and checking import, each in a fresh process."""
+"""The modules that importing, loading, planning and checking import, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -48,15 +48,16 @@ TrainingRuntime.open(settings).close()
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "script",
     ["import runtime_di", "import runtime_di.containers", OWN_RUNTIME, SHIPPED_RUNTIME],
     ids=["import", "containers", "own", "shipped"],
 )
 def test_nothing_heavy_is_imported(script: str) -> None:
-    """Import, settings, plan, check and the questions to the machine import no tensor or tokenizer library."""
-    told = f"import sys; print([name for name in {HEAVY!r} if name in sys.modules])"
+    """Import, settings, plan, check and capability checks import no tensor or tokenizer library."""
+    report = f"import sys; print([name for name in {HEAVY!r} if name in sys.modules])"
 
-    done = subprocess.run([sys.executable, "-c", f"{script}\n{told}"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", f"{script}\n{report}"], capture_output=True, text=True, check=False)
 
     assert (done.stdout, done.stderr) == ("[]\n", "")

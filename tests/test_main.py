@@ -1,4 +1,4 @@
-"""From the command line to an exit status, in real processes."""
+"""The main function, from the command line to an exit status, in real processes."""
 
 from __future__ import annotations
 
@@ -78,16 +78,18 @@ def run(folder: Path, body: str, *flags: str, **environment: str) -> tuple[int, 
     return process.returncode, out, err
 
 
+@pytest.mark.processes
 def test_good_run_exits_with_0(tmp_path: Path) -> None:
-    """The body runs in an opened runtime, which is closed; nothing is told on standard error."""
+    """The body runs in an opened runtime, which is closed; nothing is printed on standard error."""
     result = run(tmp_path / "run", "assert runtime.settings.writer.depth == 3", "--writer.depth", "3")
 
     assert result == (0, "body\nteardown None\n", "")
     assert list((tmp_path / "run").iterdir()) == []
 
 
+@pytest.mark.processes
 def test_failing_body_exits_with_1_and_its_traceback(tmp_path: Path) -> None:
-    """An error that is nobody's setting is told with a traceback, after the teardown."""
+    """An error that is not a settings error is printed with a traceback, after the teardown."""
     status, out, err = run(tmp_path / "run", "raise ValueError('loss')")
 
     assert (status, out) == (1, "body\nteardown ValueError('loss')\n")
@@ -95,20 +97,21 @@ def test_failing_body_exits_with_1_and_its_traceback(tmp_path: Path) -> None:
     assert err.endswith("ValueError: loss\n")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (
             ("--writer.depth", "many"),
-            "JobSettings cannot be used as given: 1 problem.\n"
+            "JobSettings cannot be used: 1 problem.\n"
             "  writer.depth = many (from command line --writer.depth): input should be a valid integer, "
             "unable to parse string as an integer\n",
         ),
         (
             ("--writer.folder", "/dev/null/out"),
-            "This machine lacks what JobRuntime needs as set.\n"
+            "This machine lacks what JobRuntime needs with these settings.\n"
             "  writer.folder = /dev/null/out (from command line --writer.folder): "
-            "cannot make the folder /dev/null/out: /dev/null is not a folder\n    fix: give another path\n",
+            "cannot create the folder /dev/null/out: /dev/null is not a folder\n    fix: set another path\n",
         ),
         (
             ("--writer.dept", "1"),
@@ -117,16 +120,17 @@ def test_failing_body_exits_with_1_and_its_traceback(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_exit_with_2_told_without_a_traceback_and_make_nothing(
-    tmp_path: Path, flags: tuple[str, str], told: str
+def test_mistakes_exit_with_2_without_a_traceback_and_create_nothing(
+    tmp_path: Path, flags: tuple[str, str], message: str
 ) -> None:
-    """Settings, command line and machine are told as they are, and leave nothing on disk."""
+    """Errors in settings, command line and machine are printed, and leave nothing on disk."""
     status, out, err = run(tmp_path / "run", "pass", *flags)
 
-    assert (status, out, err) == (2, "", told)
+    assert (status, out, err) == (2, "", message)
     assert list((tmp_path / "run").iterdir()) == []
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("signum", "status", "failure"),
     [(signal.SIGINT, 130, "KeyboardInterrupt()"), (signal.SIGTERM, 143, "Stopped(143)")],
@@ -134,7 +138,7 @@ def test_mistakes_exit_with_2_told_without_a_traceback_and_make_nothing(
 def test_signal_runs_the_teardown_and_exits_with_128_more(
     tmp_path: Path, signum: signal.Signals, status: int, failure: str
 ) -> None:
-    """A stopped run leaves through its teardown, which is handed the reason."""
+    """A stopped run executes its teardown, which receives the reason."""
     process = start(tmp_path / "run", "signal.pause()")
     assert process.stdout is not None
     assert process.stdout.readline() == "body\n"
@@ -145,19 +149,21 @@ def test_signal_runs_the_teardown_and_exits_with_128_more(
     assert (process.returncode, out, err) == (status, f"teardown {failure}\n", "")
 
 
+@pytest.mark.processes
 def test_exit_status_of_the_body_passes(tmp_path: Path) -> None:
     """sys.exit(n) in the body is the program's status, after the teardown."""
     assert run(tmp_path / "run", "sys.exit(7)") == (7, "body\nteardown SystemExit(7)\n", "")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("body", "flags", "status", "message"),
     [
         ("raise ValueError('loss')", (), 1, "ValueError: loss"),
-        ("pass", ("--writer.depth", "many"), 2, "SettingsError: JobSettings cannot be used as given: 1 problem.\n"),
+        ("pass", ("--writer.depth", "many"), 2, "SettingsError: JobSettings cannot be used: 1 problem.\n"),
     ],
 )
-def test_launcher_is_told_the_error_in_its_file(
+def test_launcher_gets_the_error_in_its_file(
     tmp_path: Path, body: str, flags: tuple[str, ...], status: int, message: str
 ) -> None:
     """Under torchrun the error file has torchelastic's form, and standard error names the rank."""
@@ -166,17 +172,18 @@ def test_launcher_is_told_the_error_in_its_file(
 
     result = run(tmp_path / "run", body, *flags, **launch, TORCHELASTIC_ERROR_FILE=str(file))
 
-    told = json.loads(file.read_text())["message"]
+    written = json.loads(file.read_text())["message"]
     assert result[0] == status
-    assert told["message"].startswith(message)
-    assert message.splitlines()[0] in told["extraInfo"]["py_callstack"]
-    assert int(told["extraInfo"]["timestamp"]) > 0
+    assert written["message"].startswith(message)
+    assert message.splitlines()[0] in written["extraInfo"]["py_callstack"]
+    assert int(written["extraInfo"]["timestamp"]) > 0
     assert all(line.startswith("[rank 1] ") for line in result[2].splitlines())
     assert [path.name for path in tmp_path.glob("error*")] == ["error.json"]
 
 
-def test_handler_of_the_caller_is_put_back(tmp_path: Path) -> None:
-    """main() in a longer program leaves its SIGTERM handler as it was, on any exit."""
+@pytest.mark.processes
+def test_handler_of_the_caller_is_restored(tmp_path: Path) -> None:
+    """main() in a longer program restores the SIGTERM handler on any exit."""
     script = PROGRAM.replace("{body}", "assert signal.getsignal(signal.SIGTERM) is not mine").replace(
         "JobRuntime.main(body)",
         "mine = lambda *_: None\nsignal.signal(signal.SIGTERM, mine)\n"
@@ -189,8 +196,8 @@ def test_handler_of_the_caller_is_put_back(tmp_path: Path) -> None:
     assert done.stdout == "body\nteardown None\n0 True\nnever reached\n"
 
 
-def test_off_the_main_thread_one_warning_tells_that_signals_are_not_handled(caplog: pytest.LogCaptureFixture) -> None:
-    """Opened in another thread, main runs as usual, and says once that it handles no signal."""
+def test_off_the_main_thread_one_warning_says_that_signals_are_not_handled(caplog: pytest.LogCaptureFixture) -> None:
+    """In another thread, main runs as usual and warns once that it handles no signal."""
     left: list[object] = []
 
     def run() -> None:
@@ -205,5 +212,5 @@ def test_off_the_main_thread_one_warning_tells_that_signals_are_not_handled(capl
 
     assert left == [(), 0]
     assert [record.getMessage() for record in caplog.records] == [
-        "SIGTERM is not handled: Python lets the main thread alone handle signals"
+        "SIGTERM is not handled: Python handles signals only in the main thread"
     ]

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import runtime_di
-
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
 
 
 def run(*command: str, cwd: Path, path: Path | None = None) -> str:
@@ -39,6 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work / "dist"
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     """The wheel from the sdist has core, providers, containers and py.typed under one name."""
@@ -47,16 +47,19 @@ def test_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
 
     package = {name for name in names if ".dist-info/" not in name}
-    sources = {f"runtime_di/{path.relative_to(ROOT / 'runtime_di')}" for path in ROOT.glob("runtime_di/*.py")}
-    for folder in ("providers", "containers", "testing"):
-        sources |= {f"runtime_di/{folder}/{path.name}" for path in (ROOT / "runtime_di" / folder).glob("*.py")}
+    folders = {ROOT / "runtime_di": "runtime_di"}
+    folders |= {ROOT / name: f"runtime_di/{name}" for name in ("providers", "containers")}
+    sources = {
+        f"{name}/{path.relative_to(folder)}" for folder, name in folders.items() for path in folder.rglob("*.py")
+    }
     assert package == sources | {"runtime_di/py.typed"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_sdist_builds_by_itself(built: Path) -> None:
-    """The sdist holds what its wheel was built from."""
+    """The sdist contains the files that its wheel is built from."""
     (sdist,) = built.glob("*.tar.gz")
 
     with tarfile.open(sdist) as archive:
@@ -65,6 +68,7 @@ def test_sdist_builds_by_itself(built: Path) -> None:
     assert {"pyproject.toml", "README.md", "LICENSE", "runtime_di/runtime.py"} <= names
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_wheel_plans_from_another_folder(built: Path, tmp_path: Path) -> None:
     """An installed wheel imports and plans, away from the sources and without torch."""

@@ -1,4 +1,4 @@
-"""Opening a runtime: what is checked first, and what containers it takes."""
+"""Opening a runtime: the checks before the first build, and the containers it accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 from dependency_injector import providers
 
-from declaring import (
+from runtime_di import (
+    CapabilityError,
+    ClosedError,
+    Phase,
+    PlanError,
+    RuntimeContainer,
+    RuntimeSettings,
+    SettingsError,
+    service,
+)
+from tests.support.small_runtimes import (
     NOT_A_FOLDER,
     FolderSettings,
     JobSettings,
@@ -22,16 +32,6 @@ from declaring import (
     reading,
     runtime_of,
 )
-from runtime_di import (
-    CapabilityError,
-    ClosedError,
-    Phase,
-    PlanError,
-    RuntimeContainer,
-    RuntimeSettings,
-    SettingsError,
-    service,
-)
 
 settings = RuntimeContainer.settings
 
@@ -40,7 +40,7 @@ class NeedsSize(RuntimeSettings):
     data_parallel_size: int
 
 
-def test_faults_are_told_kind_by_kind_and_nothing_is_built() -> None:
+def test_errors_are_reported_kind_by_kind_and_nothing_is_built() -> None:
     """Settings come first, then the plan, then what the machine lacks; each stops the opening (B22)."""
     log: Log = []
     wrong = JobSettings.model_construct(**{**dict(JobSettings(writer={"folder": NOT_A_FOLDER})), "launch": 3})
@@ -59,7 +59,7 @@ def test_faults_are_told_kind_by_kind_and_nothing_is_built() -> None:
     assert log == []
 
 
-def test_settings_made_without_validation_are_refused() -> None:
+def test_settings_created_without_validation_are_refused() -> None:
     """model_construct with an invalid or a missing value cannot be opened (B34)."""
     runtime_class = runtime_of({}, settings=JobSettings)
     section = FolderSettings.model_construct(depth=-1)
@@ -73,7 +73,7 @@ def test_settings_made_without_validation_are_refused() -> None:
 
 
 def test_settings_of_another_class_are_refused() -> None:
-    """The settings must be of the class that the Runtime annotates; a subclass will do."""
+    """The settings must be an instance of the class that the Runtime annotates, or of a subclass."""
 
     class MoreSettings(JobSettings):
         more: int = 1
@@ -87,7 +87,7 @@ def test_settings_of_another_class_are_refused() -> None:
 
     assert str(caught.value) == (
         "SmallRuntime cannot open with a RuntimeSettings.\n"
-        "  fix: give it a JobSettings, made by JobSettings.load() or JobSettings(...)"
+        "  fix: pass a JobSettings, from JobSettings.load() or JobSettings(...)"
     )
 
 
@@ -97,8 +97,8 @@ def test_opening_without_settings_takes_the_defaults() -> None:
         assert type(runtime.settings) is JobSettings
 
 
-def test_capabilities_are_asked_only_of_sections_that_enabled_services_read(tmp_path: Path) -> None:
-    """A section that nobody reads, or a disabled service reads, may ask for what this machine lacks (B2, B20)."""
+def test_capabilities_are_checked_only_for_sections_that_enabled_services_read(tmp_path: Path) -> None:
+    """A section that no service or only a disabled one reads may need what this machine lacks (B2, B20)."""
     lacking = {"folder": NOT_A_FOLDER}
     job = JobSettings(writer={"folder": tmp_path / "new"}, timers=lacking)
     off = service(Phase.RUNTIME, needing([], "off"), settings.provided.retriever, settings.provided.timers)
@@ -110,20 +110,20 @@ def test_capabilities_are_asked_only_of_sections_that_enabled_services_read(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_capability_is_asked_of_a_section_of_which_one_field_is_read() -> None:
-    """A path to a field, or the whole settings, asks the section that it lies in."""
+def test_capability_is_checked_for_a_section_of_which_one_field_is_read() -> None:
+    """A path to a field checks its section; the whole settings check every section."""
     job = JobSettings(writer={"folder": NOT_A_FOLDER})
 
     for path in (settings.provided.writer.depth, settings):
         runtime_class = runtime_of({"a": service(Phase.RUNTIME, opener([], "a"), path)}, settings=JobSettings)
         with pytest.raises(
-            CapabilityError, match=r"writer.folder = .*below \(from constructor\): cannot make the folder"
+            CapabilityError, match=r"writer.folder = .*below \(from constructor\): cannot create the folder"
         ):
             runtime_class.open(job)
 
 
 def test_opening_does_not_compute_properties_of_the_settings() -> None:
-    """What a property computes is computed for the factory that reads it, and disables nothing."""
+    """A property is computed only for the factory that reads it, and disables nothing."""
     reads: Log = []
 
     class Computing(RuntimeSettings):
@@ -142,8 +142,8 @@ def test_opening_does_not_compute_properties_of_the_settings() -> None:
         assert runtime.a is None
 
 
-def test_runtime_is_not_made_by_calling_it() -> None:
-    """Only open() makes a runtime."""
+def test_runtime_is_not_created_by_calling_it() -> None:
+    """Only open() creates a runtime."""
     with pytest.raises(TypeError, match=r"use SmallRuntime.open\(settings\)"):
         runtime_of({})()
 
@@ -185,7 +185,7 @@ def test_subclass_of_a_runtime_adds_a_service_and_settings() -> None:
 
 
 def test_plain_factories_beside_services_use_this_openings_services() -> None:
-    """A Factory makes an object a call from services and settings of its runtime; plain arguments keep identity."""
+    """A Factory uses the services and settings of its runtime on every call; plain arguments keep their identity."""
     lock = threading.Lock()
     tokenizer = service(Phase.TOKENIZER, opener([], "t"))
     batch = providers.Factory(dict, lock=lock, tokenizer=tokenizer, rank=settings.provided.launch.rank)
@@ -193,18 +193,18 @@ def test_plain_factories_beside_services_use_this_openings_services() -> None:
     runtime_class = runtime_of({"tokenizer": tokenizer, "batch": batch, "holder": holder})
 
     with runtime_class.open() as runtime, runtime_class.open() as other:
-        made, again, others = runtime.container.batch(), runtime.container.batch(), other.container.batch()
+        first, again, others = runtime.container.batch(), runtime.container.batch(), other.container.batch()
 
-        assert made == {"lock": lock, "tokenizer": runtime.tokenizer, "rank": 0}
+        assert first == {"lock": lock, "tokenizer": runtime.tokenizer, "rank": 0}
         assert runtime.container.holder() is lock
-        assert made is not again
+        assert first is not again
         assert others["tokenizer"] is other.tokenizer is not runtime.tokenizer
     with pytest.raises(ClosedError):
         runtime.container.batch()
 
 
 def test_warm_read_is_a_plain_instance_attribute() -> None:
-    """After the first read the value lies in the instance, and no ``__getattr__`` slows the read of it."""
+    """After the first read the value is stored on the instance, and no ``__getattr__`` slows its reads."""
     with runtime_of(declare([], {"timers": Phase.RUNTIME})).open() as runtime:
         first = runtime.timers
         assert vars(runtime)["timers"] is first
@@ -212,8 +212,8 @@ def test_warm_read_is_a_plain_instance_attribute() -> None:
         assert not hasattr(type(runtime), "__getattr__")
 
 
-def test_services_are_seen_by_class_but_not_made_by_it() -> None:
-    """Reading a service on the class builds nothing."""
+def test_reading_a_service_on_the_class_builds_nothing() -> None:
+    """A service can be read on the class, which builds nothing."""
     log: Log = []
     runtime_class = runtime_of(declare(log, {"timers": Phase.RUNTIME}))
 
@@ -222,8 +222,8 @@ def test_services_are_seen_by_class_but_not_made_by_it() -> None:
     assert log == []
 
 
-def test_readiness_is_asked_of_each_service_by_itself() -> None:
-    """What is built is told by name; one built service says nothing of another (B36)."""
+def test_each_service_is_built_or_not_by_itself() -> None:
+    """`built` lists services by name; one built service says nothing about another (B36)."""
     with runtime_of(declare([], {"world": Phase.DISTRIBUTED, "groups": Phase.DISTRIBUTED})).open() as runtime:
         runtime.world
 
@@ -232,7 +232,7 @@ def test_readiness_is_asked_of_each_service_by_itself() -> None:
 
 
 def test_construction_of_settings_never_fails_for_what_depends_on_the_machine() -> None:
-    """Settings that this machine cannot serve are made, copied and explained; only opening refuses (B15)."""
+    """Settings that this machine cannot serve can be created, copied and explained; only opening refuses (B15)."""
     job = JobSettings(writer={"folder": NOT_A_FOLDER})
 
     assert job.model_copy(update={"timers": {"depth": 2}}).writer.folder == NOT_A_FOLDER

@@ -1,10 +1,10 @@
-"""What tests of distributed programs need: fakes of services, assertions about runtimes, and real ranks."""
+"""Tools for tests of distributed programs: fakes of services, assertions about runtimes, and real ranks."""
 
 from __future__ import annotations
 
 from runtime_di.testing.assertions import assert_not_built, assert_order
-from runtime_di.testing.fake_checkpointer import FakeCheckpointer
 from runtime_di.testing.fakes import (
+    FakeCheckpointer,
     FakeClock,
     FakeTimers,
     FakeTokenizer,

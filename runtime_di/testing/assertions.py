@@ -1,4 +1,4 @@
-"""Assertions about what a runtime has built; their messages show the build log."""
+"""Assertions about the services that a runtime has built; their messages contain the build log."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from runtime_di.runtime import Runtime
 
 
 def assert_order(runtime: Runtime, *names: str) -> None:
-    """Assert that these services were built, one after the other; others may have been built between them."""
+    """Assert that these services were built in this order; others may have been built between them."""
     __tracebackhide__ = True
     _known(runtime, names)
-    place = {name: number for number, name in enumerate(runtime.built)}
-    told = [f"'{name}' was not built" for name in names if name not in place]
-    told += [f"'{b}' was built before '{a}'" for a, b in pairwise(names) if place.get(a, -1) > place.get(b, len(place))]
-    if told:
-        raise AssertionError(f"{'; '.join(told)}.\n  expected order: {', '.join(names)}\n{build_log(runtime)}")
+    index = {name: number for number, name in enumerate(runtime.built)}
+    wrong = [f"'{name}' was not built" for name in names if name not in index]
+    wrong += [
+        f"'{b}' was built before '{a}'" for a, b in pairwise(names) if index.get(a, -1) > index.get(b, len(index))
+    ]
+    if wrong:
+        raise AssertionError(f"{'; '.join(wrong)}.\n  expected order: {', '.join(names)}\n{build_log(runtime)}")
 
 
 def assert_not_built(runtime: Runtime, *names: str) -> None:
@@ -30,7 +32,7 @@ def assert_not_built(runtime: Runtime, *names: str) -> None:
 
 
 def build_log(runtime: Runtime) -> str:
-    """What was built, in order, and what each service was built from."""
+    """The built services in build order, each with its dependencies."""
     services = type(runtime).plan().services
     if not runtime.built:
         return f"  {type(runtime).__name__} has built nothing"
@@ -44,9 +46,9 @@ def build_log(runtime: Runtime) -> str:
 def _known(runtime: Runtime, names: tuple[str, ...]) -> None:
     known = type(runtime).plan().services
     problems = [
-        Problem(name, f"no service of {type(runtime).__name__}", fix=f"name one of {', '.join(known)}")
+        Problem(name, f"is not a service of {type(runtime).__name__}", fix=f"name one of {', '.join(known)}")
         for name in names
         if name not in known
     ]
     if problems:
-        raise ServiceError("What is asserted cannot be so.", problems)
+        raise ServiceError("The assertion names an unknown service.", problems)

@@ -1,4 +1,4 @@
-"""Settings and overrides of a runtime in a unit test: one process, nothing on the disk but in the test's folder."""
+"""Settings and overrides of a runtime in a unit test: one process, and files only in the test's folder."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from runtime_di import conformance, fields, hints
-from runtime_di.launch import LaunchSettings
-from runtime_di.overrides import in_force
+from runtime_di.lifecycle.overrides import effective_overrides
+from runtime_di.plan import conformance, type_hints
 from runtime_di.runtime import Runtime
+from runtime_di.settings import fields
+from runtime_di.settings.launch import LaunchSettings
 from runtime_di.testing.fakes import FakeWriter
 
 R = TypeVar("R", bound=Runtime)
 
 _DEFAULTS = {"distributed": {"backend": "fake"}, "device": {"kind": "cpu"}}
-"""Fields of a test's settings, where the settings class has them and the test says nothing else."""
+"""Default settings of a test, for fields that the settings class has and the test does not set."""
 
 
-def settings_for_test(runtime: type[Runtime], folder: Path, given: Mapping[str, Any]) -> Any:
-    """The settings of a runtime as ``given``, and where nothing is given, of one process on the fake backend.
+def settings_for_test(runtime: type[Runtime], folder: Path, explicit: Mapping[str, Any]) -> Any:
+    """Create settings from ``explicit`` values; all others are those of one process on the fake backend.
 
-    The launcher's variables are not read. A section given without its ``folder``, where that is optional, gets one
-    below ``folder``.
+    The launcher's variables are not read. A section that is set without its optional ``folder`` gets one below
+    ``folder``.
     """
     settings_class = runtime.settings_class()
-    values = {name: _completed(settings_class, name, value, folder) for name, value in given.items()}
+    values = {name: _completed(settings_class, name, value, folder) for name, value in explicit.items()}
     for name, defaults in _DEFAULTS.items():
         if isinstance(values.get(name, {}), Mapping):
             known = {key: value for key, value in defaults.items() if fields.find(settings_class, f"{name}.{key}")}
@@ -36,14 +37,16 @@ def settings_for_test(runtime: type[Runtime], folder: Path, given: Mapping[str, 
     return settings_class(**{**values, "launch": LaunchSettings(**launch) if isinstance(launch, Mapping) else launch})
 
 
-def open_for_test(runtime: type[R], folder: Path, overrides: Mapping[Any, Any] | None, given: Mapping[str, Any]) -> R:
-    """Open a runtime whose writer is a `FakeWriter`, unless the test gives a writer or its settings."""
-    settings = settings_for_test(runtime, folder, given)
+def open_for_test(
+    runtime: type[R], folder: Path, overrides: Mapping[Any, Any] | None, explicit: Mapping[str, Any]
+) -> R:
+    """Open a runtime whose writer is a `FakeWriter`, unless the test overrides the writer or sets its settings."""
+    settings = settings_for_test(runtime, folder, explicit)
     plan = runtime.plan()
-    named = in_force(runtime, plan, overrides or {})
-    if "writer" in plan.services and "writer" not in named and "writer" not in given:
-        wanted = hints.resolve(*runtime.service_annotations().get("writer", (None, "")))
-        named |= {} if conformance.value_misfits(FakeWriter(), wanted) else {"writer": FakeWriter()}
+    named = effective_overrides(plan, overrides or {})
+    if "writer" in plan.services and "writer" not in named and "writer" not in explicit:
+        wanted = type_hints.resolve(*runtime.service_annotations().get("writer", (None, "")))
+        named |= {} if conformance.value_mismatches(FakeWriter(), wanted) else {"writer": FakeWriter()}
     return runtime.open(settings, overrides=named)
 
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: runtimes, fakes, ranks and a watch over the state of the process."""
+"""The pytest plugin: fixtures for runtimes, fakes and ranks, and a leak watch."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ _PASSED = pytest.StashKey[bool]()
 
 
 class OpenRuntime(Protocol):
-    """Opens a runtime that is closed when the test ends, or before that by ``with``."""
+    """Opens a runtime; it is closed at the end of its ``with`` block or of the test."""
 
     def __call__(self, runtime: type[R], overrides: Mapping[Any, Any] | None = None, **settings: Any) -> R:
-        """Open ``runtime`` with overrides as `Runtime.open` takes them, and these settings."""
+        """Open ``runtime`` with these overrides, as for `Runtime.open`, and these settings."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the option of the ini file."""
-    parser.addini(_OPTION, "fail every test that leaks state of the process", type="bool", default=False)
+    """Declare the ini option."""
+    parser.addini(_OPTION, "fail every test that leaks process state", type="bool", default=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker."""
     config.addinivalue_line(
         "markers",
-        "leak_watch(on=True, ignore=()): fail the test if it leaks state of the process, but for kinds to ignore",
+        "leak_watch(on=True, ignore=()): fail the test if it leaks process state, except of the kinds in ignore",
     )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Remember a success: the traceback of a failure holds what the test had open, so that leaks cannot be told."""
+    """Record whether the test passed: the traceback of a failed test keeps objects alive that look like leaks."""
     item.stash[_PASSED] = call.when == "call" and call.excinfo is None
     return (yield)
 
 
 @pytest.fixture(autouse=True)
 def _runtime_di_leak_watch(request: pytest.FixtureRequest) -> Iterator[Watch | None]:
-    """Watch the test; the first fixture of a test is the last that is taken down."""
+    """Watch the test; this fixture is the first to be set up and the last to be torn down."""
     marker = request.node.get_closest_marker("leak_watch")
     on, ignore = _marked(*marker.args, **marker.kwargs) if marker else (request.config.getini(_OPTION), ())
     if not on and "leak_watch" not in request.fixturenames:
@@ -59,10 +59,10 @@ def _runtime_di_leak_watch(request: pytest.FixtureRequest) -> Iterator[Watch | N
     watch = Watch(ignore)
     with watch.running():
         yield watch
-        let_go = request.node.funcargs.clear  # what fixtures without teardown made
-        told = watch.leaks(let_go) if request.node.stash.get(_PASSED, False) else []
-    if told:
-        lines = [f"{request.node.nodeid} leaked state of the process.", *told, watch.log()]
+        release = request.node.funcargs.clear  # drops the values of fixtures without teardown
+        leaks = watch.leaks(release) if request.node.stash.get(_PASSED, False) else []
+    if leaks:
+        lines = [f"{request.node.nodeid} leaked process state.", *leaks, watch.log()]
         pytest.fail("\n  ".join(lines), pytrace=False)
 
 
@@ -72,37 +72,37 @@ def _marked(on: bool = True, ignore: tuple[str, ...] = ()) -> tuple[bool, tuple[
 
 @pytest.fixture
 def leak_watch(_runtime_di_leak_watch: Watch) -> Watch:
-    """Fail the test if it leaks state of the process; ``leak_watch.leaks()`` tells what it has left by now."""
+    """Fail the test if it leaks process state; ``leak_watch.leaks()`` returns the leaks so far."""
     return _runtime_di_leak_watch
 
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """Where the writers and checkpointers of `open_runtime` put their files."""
+    """The folder for files of the writers and checkpointers of `open_runtime`."""
     return tmp_path / "run"
 
 
 @pytest.fixture
 def runtime_settings(run_folder: Path) -> Callable[..., Any]:
-    """Make settings of a Runtime: ``runtime_settings(TrainingRuntime, parallel={"tensor": 2})``.
+    """A function that creates settings of a Runtime: ``runtime_settings(TrainingRuntime, parallel={"tensor": 2})``.
 
-    They are of one process on the CPU and the fake backend, whatever the environment says, where the test says
-    nothing else. With ``launch={"rank": 3, "world_size": 8}`` they are those of one rank of many.
+    What the test does not set is for one process on the CPU and the fake backend, whatever the environment contains.
+    With ``launch={"rank": 3, "world_size": 8}`` they are the settings of rank 3 of 8.
     """
     from runtime_di.testing.opening import settings_for_test
 
-    def make(runtime: type[Runtime], **settings: Any) -> Any:
+    def create(runtime: type[Runtime], **settings: Any) -> Any:
         return settings_for_test(runtime, run_folder, settings)
 
-    return make
+    return create
 
 
 @pytest.fixture
 def open_runtime(run_folder: Path) -> Iterator[OpenRuntime]:
     """A function that opens a Runtime, with overrides as for `Runtime.open` and settings by keyword.
 
-    Settings are as by `runtime_settings`. The writer is a `FakeWriter` unless the test overrides it or gives it
-    settings. What the test leaves open is closed when it ends.
+    Settings are completed as by `runtime_settings`. The writer is a `FakeWriter` unless the test overrides it or sets
+    its settings. Runtimes that the test leaves open are closed when it ends.
     """
     from runtime_di.testing.opening import open_for_test
 
@@ -118,9 +118,9 @@ def open_runtime(run_folder: Path) -> Iterator[OpenRuntime]:
 
 @pytest.fixture
 def fake(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Make a mock with the interface of a service's annotated type: ``fake(TrainingRuntime, "tokenizer", size=7)``.
+    """A function that mocks a service by its annotated type: ``fake(TrainingRuntime, "tokenizer", size=7)``.
 
-    A call that the type lacks, or with other arguments, fails. Keywords set attributes, and results of methods:
+    Calls of other methods, or with other arguments, fail. Keywords set attributes and results of methods:
     ``**{"encode.return_value": [1, 2]}``.
     """
     from runtime_di.testing.autospec import autospec
@@ -130,15 +130,15 @@ def fake(request: pytest.FixtureRequest) -> Callable[..., Any]:
     except pytest.FixtureLookupError:
         pytest.fail("The fixture 'fake' needs pytest-mock.\n  fix: pip install 'runtime-di[testing]'", pytrace=False)
 
-    def make(runtime: type[Runtime], service: Any, **attributes: Any) -> Any:
+    def create(runtime: type[Runtime], service: Any, **attributes: Any) -> Any:
         return autospec(mocker.create_autospec, runtime, service, attributes)
 
-    return make
+    return create
 
 
 @pytest.fixture
 def ranks() -> Callable[..., list[Any]]:
-    """Run a function on real ranks: ``ranks(function, 2, *args)`` gives the results by rank; see `run_ranks`."""
+    """`run_ranks`: ``ranks(function, 2, *args)`` calls a function on two real ranks and returns the results by rank."""
     from runtime_di.testing.ranks import run_ranks
 
     return run_ranks

@@ -1,4 +1,4 @@
-"""What a user writes, for mypy and pyright to read."""
+"""Code of a user, checked by mypy and pyright."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import assert_type
 
 from runtime_di import Phase, Section, service
 from runtime_di.containers import TrainingContainer, TrainingRuntime, TrainingSettings
-from runtime_di.providers.tokenizer import Tokenizer
+from runtime_di.providers.tokenizer.protocol import Tokenizer
 from runtime_di.providers.vocabulary import Vocabulary
 
 

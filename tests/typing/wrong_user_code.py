@@ -1,4 +1,4 @@
-"""What a user may not write; every line marked is an error of both type checkers."""
+"""Wrong code of a user; every marked line is an error of both type checkers."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The GPT of the examples: model, training and cached decoding."""

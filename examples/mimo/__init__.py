@@ -1,0 +1,1 @@
+"""Modules, data and settings of train_mimo.py."""

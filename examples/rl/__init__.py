@@ -1,0 +1,1 @@
+"""Policy and settings of train_rl.py."""

@@ -1,0 +1,1 @@
+"""Generation, prompts and the HTTP endpoint of serve.py."""

@@ -1,0 +1,1 @@
+"""The files of a checkpoint: snapshot, tensor index, tensors and plain values."""
