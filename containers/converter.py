@@ -8,7 +8,7 @@ from typing import Annotated
 
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
-from runtime_di.plan.declarations import RuntimeContainer, service
+from runtime_di.plan import RuntimeContainer, service
 from runtime_di.providers.checkpoint import LoadSettings, checkpoint_layers
 from runtime_di.providers.converter import (
     ConversionSettings,
@@ -21,9 +21,7 @@ from runtime_di.providers.log import LogSettings, open_log
 from runtime_di.providers.tokenizer import TokenizerSettings
 from runtime_di.providers.vocabulary import Vocabulary, VocabularySettings, resolve_vocabulary
 from runtime_di.runtime import Runtime
-from runtime_di.settings.layers import Layer
-from runtime_di.settings.marks import Mark
-from runtime_di.settings.model import RuntimeSettings
+from runtime_di.settings import Layer, Mark, RuntimeSettings
 
 
 class ConverterSettings(RuntimeSettings):

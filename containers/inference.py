@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime_di.containers.worker import WorkerContainer, WorkerRuntime, WorkerSettings
 from runtime_di.phases import Phase
-from runtime_di.plan.declarations import service
+from runtime_di.plan import service
 from runtime_di.providers.kv_cache import KVCache, KVCacheSettings, open_kv_cache
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from runtime_di.containers.split import SplitContainer, SplitRuntime, SplitSettings
 from runtime_di.providers.grids import GridSettings, GridsSettings
 from runtime_di.providers.tokenizer import TokenizerSettings
-from runtime_di.settings.marks import Mark
+from runtime_di.settings import Mark
 
 
 class MimoGridsSettings(GridsSettings):

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 from runtime_di.containers.split import SplitContainer, SplitRuntime, SplitSettings
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
-from runtime_di.plan.declarations import service
+from runtime_di.plan import service
 from runtime_di.providers.grids import GridSettings, GridsSettings, Rollout, RolloutSettings, open_rollout
-from runtime_di.settings.marks import Mark
+from runtime_di.settings import Mark
 
 
 class RLGridsSettings(GridsSettings):

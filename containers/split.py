@@ -9,11 +9,11 @@ from runtime_di.containers.training import TrainingContainer, TrainingRuntime, T
 from runtime_di.containers.worker import WorkerSettings
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
-from runtime_di.plan.declarations import service
+from runtime_di.plan import service
 from runtime_di.providers.grids import Grids, GridsSettings, open_grids, open_module_rngs
 from runtime_di.providers.process_groups import ParallelSettings, RankGrid
 from runtime_di.providers.rng import RandomStreams
-from runtime_di.settings.marks import Mark
+from runtime_di.settings import Mark
 
 
 class SplitSettings(TrainingSettings):

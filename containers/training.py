@@ -8,11 +8,11 @@ from typing import Annotated
 from runtime_di.containers.worker import WorkerContainer, WorkerRuntime, WorkerSettings
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
-from runtime_di.plan.declarations import service
+from runtime_di.plan import service
 from runtime_di.providers.checkpoint import Checkpointer, CheckpointSettings, open_checkpointer
 from runtime_di.providers.microbatches import BatchSettings, MicrobatchCalculator, open_microbatches
 from runtime_di.providers.timers import Timers, TimerSettings, open_timers
-from runtime_di.settings.marks import Mark
+from runtime_di.settings import Mark
 
 
 class TrainingSettings(WorkerSettings):

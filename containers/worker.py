@@ -10,11 +10,10 @@ from dependency_injector import providers
 
 from runtime_di.errors import Problem
 from runtime_di.phases import Phase
-from runtime_di.plan.declarations import RuntimeContainer, service
+from runtime_di.plan import RuntimeContainer, service
 from runtime_di.providers.checkpoint import CheckpointLoader, LoadSettings, checkpoint_layers, open_checkpoint_loader
 from runtime_di.providers.device import DeviceSettings, open_device
-from runtime_di.providers.distributed import agreement_of
-from runtime_di.providers.distributed.rendezvous import caller_provided_store
+from runtime_di.providers.distributed import agreement_of, caller_provided_store
 from runtime_di.providers.log import LogSettings, open_log
 from runtime_di.providers.process_groups import (
     DistributedSettings,
@@ -31,9 +30,7 @@ from runtime_di.providers.tokenizer import ByteTokenizerSettings, Tokenizer, Tok
 from runtime_di.providers.vocabulary import Vocabulary, VocabularySettings, resolve_vocabulary
 from runtime_di.providers.writer import Writer, WriterSettings, open_writer
 from runtime_di.runtime import Runtime
-from runtime_di.settings.layers import Layer
-from runtime_di.settings.marks import Mark
-from runtime_di.settings.model import RuntimeSettings
+from runtime_di.settings import Layer, Mark, RuntimeSettings
 
 if TYPE_CHECKING:
     import torch

@@ -55,9 +55,11 @@ def test_python_snippet_runs(document: Path, name: str, tmp_path: Path) -> None:
     """Every Python snippet of the documents runs as a script."""
     written(document, tmp_path)
 
-    done = run_script([name], tmp_path)
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    if document.name == "README.md":  # in a new interpreter, as a user's first script is
+        run([name], tmp_path)
+    else:
+        done = run_script([name], tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.processes

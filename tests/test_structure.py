@@ -82,8 +82,9 @@ def test_init_file_of_a_package_has_no_logic(name: str) -> None:
 
 
 def folders() -> list[Path]:
-    tracked = [*PACKAGE.rglob("*.py"), *(ROOT / "containers").rglob("*.py"), *(ROOT / "providers").rglob("*.py")]
-    return sorted({file.parent for file in tracked if "runtime_di/providers" not in str(file)})
+    """Every folder of code, those of tests, examples and benchmarks included."""
+    places = ("runtime_di", "containers", "providers", "tests", "examples", "benchmarks")
+    return sorted({file.parent for place in places for file in (ROOT / place).rglob("*.py")})
 
 
 @pytest.mark.parametrize("folder", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in folders()])

@@ -1,4 +1,13 @@
-"""Barriers on a store: all ranks enter a body together and leave it together, unless one fails."""
+"""Barriers on a store: all ranks enter a body together and leave it together, unless one fails.
+
+The keys of a generation after its rendezvous, all below ``G/``; ``grids N/`` stands before those of grids::
+
+    key                            value                                written by   read by
+    failed                         the first failure: rank, type, text  any rank     all, polled
+    ready/arrived/R, done/...      empty: rank R is there               rank R       all, to name missing ranks
+    ready/arrivals, done/...       counter of the ranks there           all          all, polled until the world size
+    left                           counter of ranks, `rendezvous.store` others       rank 0, which hosts the store
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Seconds: TypeAlias = Annotated[float, Field(ge=0.001, le=31_536_000)]
 
 
 class WorldSettings(Section):
-    """How ranks join the world."""
+    """How ranks join the world; `DistributedSettings` adds the groups."""
 
     backend: Literal["auto", "gloo", "nccl", "fake"] = "auto"
     """``auto`` is NCCL on CUDA devices, else Gloo; ``fake`` is one rank of a world whose other ranks do not exist."""

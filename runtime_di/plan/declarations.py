@@ -9,6 +9,7 @@ from dependency_injector import containers, providers
 
 from runtime_di.errors import ServiceError
 from runtime_di.phases import Phase
+from runtime_di.plan.graph import ServiceGraph
 from runtime_di.settings.model import RuntimeSettings
 
 T = TypeVar("T")
@@ -63,4 +64,4 @@ class RuntimeContainer(containers.DeclarativeContainer):
     """
 
     settings: providers.Dependency[RuntimeSettings] = providers.Dependency(instance_of=RuntimeSettings)
-    plan: providers.Dependency[Any] = providers.Dependency()
+    plan: providers.Dependency[ServiceGraph] = providers.Dependency()

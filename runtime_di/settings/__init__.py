@@ -3,6 +3,7 @@
 from runtime_di.settings.capabilities import CudaDevice, Module, ReadableFile, Requirement, WritableFolder
 from runtime_di.settings.explanation import Explanation
 from runtime_di.settings.launch import LaunchSettings
+from runtime_di.settings.layers import Layer
 from runtime_di.settings.marks import Mark
 from runtime_di.settings.model import RuntimeSettings
 from runtime_di.settings.section import Section
@@ -11,6 +12,7 @@ __all__ = [
     "CudaDevice",
     "Explanation",
     "LaunchSettings",
+    "Layer",
     "Mark",
     "Module",
     "ReadableFile",

@@ -26,7 +26,7 @@ from runtime_di.providers.grids.settings import GridSettings
 from runtime_di.providers.vocabulary import Vocabulary
 from runtime_di.testing.fakes import FakeWriter
 from runtime_di.testing.ranks import run_ranks
-from tests.support.tiny_checkpoint import NUM_TOKENS, TinyCheckpoint, train_tiny_checkpoint
+from tests.support.checkpoints.tiny import NUM_TOKENS, TinyCheckpoint, train_tiny_checkpoint
 from train_mimo import PICTURE_WIDTH, CaptionRuntime, CaptionSettings, train
 
 SMALL: dict[str, Any] = {

@@ -20,7 +20,7 @@ from runtime_di.errors import ServiceError
 from runtime_di.providers.grids.rollout import Rollout
 from runtime_di.testing.fakes import FakeWriter
 from runtime_di.testing.ranks import RanksError, run_ranks
-from tests.support.tiny_checkpoint import TinyCheckpoint, train_tiny_checkpoint
+from tests.support.checkpoints.tiny import TinyCheckpoint, train_tiny_checkpoint
 from train_rl import PolicyRuntime, PolicySettings, train
 
 SIZE = 6

@@ -20,9 +20,9 @@ from typing import IO
 import psutil
 import pytest
 
+from tests.support.checkpoints.tiny import TinyCheckpoint, train_tiny_checkpoint
 from tests.support.http_client import request_json, wait_until_accepted
 from tests.support.paths import ROOT
-from tests.support.tiny_checkpoint import TinyCheckpoint, train_tiny_checkpoint
 from tests.support.warm_python import run_script
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

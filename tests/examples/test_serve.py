@@ -36,9 +36,9 @@ from serving.endpoint import HttpSettings, open_endpoint
 from serving.generator import Generator, create_generator
 from serving.prompts import read_prompts
 from serving.sampling import SamplingSettings
+from tests.support.checkpoints.tiny import NUM_TOKENS, TinyCheckpoint, train_tiny_checkpoint
 from tests.support.http_client import request_json, wait_until_accepted
 from tests.support.paths import EXAMPLES
-from tests.support.tiny_checkpoint import NUM_TOKENS, TinyCheckpoint, train_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
 import sys
@@ -16,6 +17,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from runtime_di.testing.ranks import run as ranks
+from tests.support.paths import EXAMPLES, ROOT
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,9 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.argv, sys.path[0] = argv, str((folder / argv[0]).parent)
+    own = {str(ROOT), str(EXAMPLES)}  # what pytest adds and a script does not have
+    sys.path[:] = [str((folder / argv[0]).parent), *(place for place in sys.path if place not in own)]
+    sys.argv = argv
     warnings.resetwarnings()
     if warnings_are_errors:
         warnings.simplefilter("error")
@@ -91,3 +95,5 @@ def _run(
     except BaseException:  # noqa: BLE001 - printed as Python does, then an exit status
         traceback.print_exc()
         raise SystemExit(1) from None
+    finally:
+        atexit._run_exitfuncs()

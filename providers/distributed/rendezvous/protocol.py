@@ -5,9 +5,9 @@ has another G: a retry in these processes, an attempt that failed half-way, and 
 long a rank polls; ``timeout_s`` is the startup timeout::
 
     rank 0                                             every other rank R
-    add 1 to generations: the new value is G
+    add 1 to num_generations: the new value is G
     set G/fields, G/digest, G/arrived/0
-    set generation = G                            -->  poll generation [timeout_s]
+    set newest_generation = G                     -->  poll newest_generation [timeout_s]
                                                        set G/arrived/R unless it is set
                                                        compare its digest with G/digest
                                                        on a mismatch: set G/mismatch/N, N = next mismatch_count
@@ -18,8 +18,8 @@ long a rank polls; ``timeout_s`` is the startup timeout::
       poll G/acknowledgements [grace], raise      <--    add 1 to G/acknowledgements, raise
 
     key                    value                                            written by     read by
-    generations            counter of the generations begun                 rank 0         rank 0
-    generation             the newest generation                            rank 0         all, polled
+    num_generations        counter of the generations begun                 rank 0         rank 0
+    newest_generation      the newest generation                            rank 0         all, polled
     G/fields, G/digest     the values of rank 0 and their hash              rank 0         others
     G/arrived/R            host and process id of the first process R       rank R         all, to name ranks
     G/counted/R            counter of the attempts of R: the first counts   rank R         rank R
@@ -39,12 +39,13 @@ What else can happen:
 - Ranks are missing after ``timeout_s``: the decision names them, beside any mismatches.
 - A rank finds G/decision written when it arrives: it polls for a newer generation until ``timeout_s`` has passed.
 - One process arrives in G again after its own timeout: it is counted once.
-- A second rank 0 begins a newer generation: the first sees ``generation`` change and reports the duplicate in both
-  generations, so both fail. A rank that has no decision of the older generation joins the newer one.
+- A second rank 0 begins a newer generation: the first sees ``newest_generation`` change and reports the duplicate in
+  both generations, so both fail. A rank that has no decision of the older generation joins the newer one.
 - Rank 0 is gone: the others end with a missing-ranks error once their time for G/decision has passed.
 - The grace period, 5 s and 0.1 ms a rank, keeps rank 0, which may host the store, until the others have read an error.
 
-No rank's work grows with the world size as long as all ranks agree.
+No rank's work grows with the world size as long as all ranks agree. `barriers` lists the keys that are
+written below ``G/`` once the generation is joined.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 _REPORT_S = 2.0
 _GRACE_S = 5.0
 _WORLD_SIZE = "launch.world_size"
+_NEWEST = "newest_generation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +99,11 @@ class Rendezvous:
         return self._lead(own) if self.launch.rank == 0 else self._follow(own)
 
     def _lead(self, own: Agreement) -> int:
-        generation = self.store.add("generations", 1)
+        generation = self.store.add("num_generations", 1)
         keys = RendezvousKeys(self.store, generation)
         for key, text in {"fields": own.rendered, "digest": own.digest, "arrived/0": process_name()}.items():
             keys.set(key, text)
-        self.store.set("generation", str(generation))
+        self.store.set(_NEWEST, str(generation))
         in_time = self._poll_arrivals(keys)
         if (newest := self._generation()) != generation:
             _report_duplicate_rank_0(keys, RendezvousKeys(self.store, newest))
@@ -203,7 +205,7 @@ class Rendezvous:
 
     def _generation(self) -> int:
         """Read the newest generation; 0 before the first."""
-        return int(self.store.get("generation")) if self.store.check(["generation"]) else 0
+        return int(self.store.get(_NEWEST)) if self.store.check([_NEWEST]) else 0
 
     @property
     def _report_s(self) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtime_di.testing.ranks import run_ranks
-from tests.support.checkpoints import one_rank_state, open_for
-from tests.support.two_rank_checkpoints import (
+from tests.support.checkpoints.saved import one_rank_state, open_for
+from tests.support.checkpoints.two_ranks import (
     two_rank_scenarios,
 )
 

@@ -18,8 +18,8 @@ from runtime_di.providers.checkpoint.format.snapshot import (
 )
 from runtime_di.providers.vocabulary import Vocabulary
 from runtime_di.testing.ranks import RanksError, run_ranks
-from tests.support.checkpoints import App, die_at, one_rank_state, open_for, plain, weights, world
-from tests.support.two_rank_checkpoints import (
+from tests.support.checkpoints.saved import App, die_at, one_rank_state, open_for, plain, weights, world
+from tests.support.checkpoints.two_ranks import (
     parallel_state,
 )
 

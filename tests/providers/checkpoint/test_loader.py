@@ -10,7 +10,7 @@ import torch
 from runtime_di.providers.checkpoint.format.snapshot import (
     CheckpointError,
 )
-from tests.support.checkpoints import App, one_rank_state, open_for, plain, weights
+from tests.support.checkpoints.saved import App, one_rank_state, open_for, plain, weights
 
 
 def test_raw_optimizer_without_state_is_refused(tmp_path):

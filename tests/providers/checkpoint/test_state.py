@@ -10,7 +10,7 @@ import torch
 from runtime_di.providers.checkpoint.format.snapshot import (
     CheckpointError,
 )
-from tests.support.checkpoints import open_for, weights
+from tests.support.checkpoints.saved import open_for, weights
 
 
 def test_tensors_and_values_may_be_nested(tmp_path):

@@ -18,8 +18,8 @@ from runtime_di.containers import (
 )
 from runtime_di.providers.checkpoint.format.snapshot import CheckpointError, find_checkpoint, read_snapshot
 from runtime_di.testing import run_ranks
-from tests.support.conversions import convert, names, same, save, tensors
-from tests.support.tiny_checkpoint import NUM_TOKENS, TinyCheckpoint, train_in_process, train_tiny_checkpoint
+from tests.support.checkpoints.conversions import convert, names, same, save, tensors
+from tests.support.checkpoints.tiny import NUM_TOKENS, TinyCheckpoint, train_in_process, train_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

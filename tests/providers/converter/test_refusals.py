@@ -16,9 +16,9 @@ from runtime_di.containers import (
     ConverterSettings,
 )
 from runtime_di.providers.checkpoint.format.snapshot import CheckpointError
-from tests.support.conversions import convert, names, save
+from tests.support.checkpoints.conversions import convert, names, save
+from tests.support.checkpoints.tiny import TinyCheckpoint, train_tiny_checkpoint
 from tests.support.paths import ROOT
-from tests.support.tiny_checkpoint import TinyCheckpoint, train_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

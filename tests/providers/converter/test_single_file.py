@@ -15,8 +15,8 @@ from runtime_di.containers import (
     InferenceSettings,
 )
 from runtime_di.providers.checkpoint.format.snapshot import CheckpointError, find_checkpoint, read_snapshot
-from tests.support.conversions import convert, loader_of, names, same, save, tensors
-from tests.support.tiny_checkpoint import TinyCheckpoint, train_tiny_checkpoint
+from tests.support.checkpoints.conversions import convert, loader_of, names, same, save, tensors
+from tests.support.checkpoints.tiny import TinyCheckpoint, train_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from runtime_di.containers import (
     TrainingSettings,
 )
 from runtime_di.providers.checkpoint.format.snapshot import find_checkpoint, read_snapshot
-from tests.support.conversions import convert, save
-from tests.support.tiny_checkpoint import NUM_TOKENS, TinyCheckpoint, train_tiny_checkpoint
+from tests.support.checkpoints.conversions import convert, save
+from tests.support.checkpoints.tiny import NUM_TOKENS, TinyCheckpoint, train_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -249,7 +249,7 @@ def test_agreement_is_constant_work() -> None:
     assert [leader, followers[0]] == keys_of_a_rendezvous(2)
     for rank, keys in enumerate(followers, 1):
         own = {f"1/arrived/{rank}", f"1/counted/{rank}"}
-        assert keys == {"generation", "1/decision", "1/digest", "1/arrivals"} | own
+        assert keys == {"newest_generation", "1/decision", "1/digest", "1/arrivals"} | own
 
 
 class StoreSpy:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.checkpoints import open_for
+from tests.support.checkpoints.saved import open_for
 
 
 @pytest.mark.parametrize(

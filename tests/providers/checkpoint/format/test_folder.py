@@ -13,7 +13,7 @@ from runtime_di.providers.checkpoint.format.snapshot import (
     CheckpointError,
 )
 from runtime_di.testing.ranks import run_ranks
-from tests.support.checkpoints import die_at, open_for, weights
+from tests.support.checkpoints.saved import die_at, open_for, weights
 
 
 def test_only_the_latest_checkpoints_stay(tmp_path):

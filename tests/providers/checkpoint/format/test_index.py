@@ -9,7 +9,7 @@ import pytest
 from runtime_di.providers.checkpoint.format.snapshot import (
     CheckpointError,
 )
-from tests.support.checkpoints import open_for, weights
+from tests.support.checkpoints.saved import open_for, weights
 
 
 @pytest.mark.parametrize(

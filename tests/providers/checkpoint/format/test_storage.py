@@ -12,7 +12,7 @@ import torch
 from runtime_di.providers.checkpoint.format.snapshot import (
     CheckpointError,
 )
-from tests.support.checkpoints import bits, open_for, weights
+from tests.support.checkpoints.saved import bits, open_for, weights
 
 DTYPES = [
     torch.float32,

@@ -10,7 +10,7 @@ from runtime_di.providers.checkpoint.format.snapshot import (
     CheckpointError,
     latest_complete,
 )
-from tests.support.checkpoints import open_for
+from tests.support.checkpoints.saved import open_for
 
 
 def test_all_values_that_cannot_be_saved_are_reported_together(tmp_path):

@@ -104,7 +104,7 @@ def test_a_late_process_names_the_last_generation(mocker: MockerFixture) -> None
 def test_a_rank_that_retries_counts_once() -> None:
     """A rank that timed out and arrives again is not counted in place of a missing rank."""
     store = HashStore()
-    store.set("generation", "1")
+    store.set("newest_generation", "1")
     store.set("1/digest", Agreement({"launch.world_size": 3}).digest)
     for _ in range(2):
         with pytest.raises(ServiceError):
@@ -169,7 +169,7 @@ def test_a_world_of_one_joins_on_the_launchers_store() -> None:
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     with join_rendezvous(LaunchSettings(agent_store=True, master_port=agent.port), 5):
-        assert agent.check(["runtime_di/generation"])
+        assert agent.check(["runtime_di/newest_generation"])
 
 
 @pytest.mark.processes

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from runtime_di.providers.checkpoint.format.snapshot import (
     checkpoints,
 )
-from tests.support.checkpoints import App, failure_of, open_for, plain, weights, world
+from tests.support.checkpoints.saved import App, failure_of, open_for, plain, weights, world
 
 
 def parallel_state(fill=None):
