@@ -74,7 +74,7 @@ def as_generator(context: AbstractContextManager[T]) -> Generator[T, BaseExcepti
     """Convert a context manager to a factory's generator: yield its value, then exit it with the failure sent back.
 
     Errors of the exit become notes on that failure; after a successful body they are raised themselves. The context
-    manager exits with a stand-in for the failure, whose traceback so stays unchanged; see `original_failure`.
+    manager exits with a stand-in, so that the traceback of the failure stays unchanged; see `original_failure`.
     """
     failure: BaseException | None = None
     try:
